@@ -1,0 +1,104 @@
+//! Headers on their way through: what is a connection's own business stays behind, everything else passes as it came.
+
+use std::net::SocketAddr;
+
+use hyper::header::{
+    AsHeaderName, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
+use hyper::{HeaderMap, Uri};
+use rand::RngExt;
+
+use crate::request::{IDENTIFIER_HEADER, is_identifier};
+
+use super::error::ProxyError;
+
+/// Headers of one connection, besides those that `Connection` names.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    CONNECTION,
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Takes away what belongs to one connection only.
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = tokens(headers, CONNECTION).filter_map(|name| HeaderName::try_from(name).ok()).collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        // The length describes the body, whoever claims otherwise.
+        if name != CONTENT_LENGTH {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Makes a client's headers those of the request to a replica (which gets its `Host` where it is sent).
+pub(super) fn toward_replica(headers: &mut HeaderMap, uri: &Uri, client: SocketAddr, body_length: usize) {
+    let host = uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()).or_else(|| headers.get(HOST).cloned());
+    strip_hop_by_hop(headers);
+    // The router has asked for the body itself.
+    headers.remove(EXPECT);
+    headers.remove(HOST);
+    append(headers, FORWARDED_FOR, HeaderValue::from_str(&client.ip().to_canonical().to_string()).ok());
+    append(headers, FORWARDED_PROTO, Some(HeaderValue::from_static("http")));
+    append(headers, FORWARDED_HOST, host);
+    // The body is sent in one piece, however it came.
+    if body_length > 0 || headers.contains_key(CONTENT_LENGTH) {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(body_length));
+    }
+}
+
+/// Adds to a list that proxies before this one may have begun, in one field as its readers expect.
+fn append(headers: &mut HeaderMap, name: HeaderName, value: Option<HeaderValue>) {
+    let Some(value) = value else { return };
+    let mut list: Vec<u8> = headers.get_all(&name).iter().flat_map(|earlier| [earlier.as_bytes(), b", "]).flatten().copied().collect();
+    list.extend_from_slice(value.as_bytes());
+    if let Ok(list) = HeaderValue::from_bytes(&list) {
+        headers.insert(name, list);
+    }
+}
+
+/// The request's identifier for logs: the client's, else one that is made and added.
+pub(super) fn request_id(headers: &mut HeaderMap) -> String {
+    if let Some(given) = headers.get(REQUEST_ID) {
+        return String::from_utf8_lossy(given.as_bytes()).into_owned();
+    }
+    let made = format!("{:032x}", rand::rng().random::<u128>());
+    if let Ok(value) = HeaderValue::from_str(&made) {
+        headers.insert(REQUEST_ID, value);
+    }
+    made
+}
+
+/// The placement identifier that the header carries.
+pub(super) fn identifier(headers: &HeaderMap) -> Result<Option<&str>, ProxyError> {
+    let mut values = headers.get_all(IDENTIFIER_HEADER).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let text = value.to_str().ok().filter(|text| is_identifier(text.as_bytes()));
+    if values.next().is_some() || text.is_none() { Err(ProxyError::BadIdentifier) } else { Ok(text) }
+}
+
+/// Whether the client wants another protocol on this connection.
+pub(super) fn wants_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(UPGRADE) && tokens(headers, CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+}
+
+/// Bytes of all names and values, with what separates them in HTTP/1.
+pub(super) fn size(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
+}
+
+/// The elements of a comma-separated list.
+fn tokens(headers: &HeaderMap, name: impl AsHeaderName) -> impl Iterator<Item = &str> {
+    headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).flat_map(|list| list.split(',')).map(str::trim)
+}

@@ -1,0 +1,123 @@
+//! What the router answers itself: its own health, the models of all replicas, the load of all replicas.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper::http::request::Parts;
+use serde_json::value::RawValue;
+use tokio::time::timeout;
+
+use super::Proxy;
+use super::error::ProxyError;
+use crate::fleet::Replica;
+use crate::request::Surface;
+
+/// A replica that does not answer within this time is left out.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest list of models that is read.
+const MAX_ANSWER: usize = 16 << 20;
+
+/// A replica's answer to a question of the router's; `None` where none came.
+type Told = Option<(StatusCode, Bytes)>;
+
+/// The answer to a request on one of the router's own surfaces; `None` on all others.
+pub(super) async fn answer(proxy: &Proxy, surface: Surface, head: &Parts) -> Option<Result<Response, ProxyError>> {
+    let authorization = head.headers.get(AUTHORIZATION);
+    match surface {
+        Surface::Health | Surface::Ping => Some(health(proxy)),
+        Surface::Models => Some(models(ask_all(proxy, "/v1/models", authorization).await)),
+        Surface::Load => Some(Ok(load(ask_all(proxy, "/load", authorization).await))),
+        _ => None,
+    }
+}
+
+/// 200 while a replica can be used and the router is not about to stop.
+fn health(proxy: &Proxy) -> Result<Response, ProxyError> {
+    let able = proxy.parties.fleet.snapshot().any_up() && !*proxy.parties.draining.borrow();
+    if able { Ok(Response::new(Body::empty())) } else { Err(ProxyError::NotReady) }
+}
+
+/// The union of what the replicas list, each object kept as the replica wrote it; of several with one id the first.
+fn models(told: Vec<(Arc<Replica>, Told)>) -> Result<Response, ProxyError> {
+    #[derive(serde::Deserialize)]
+    struct List<'a> {
+        #[serde(borrow)]
+        data: Vec<&'a RawValue>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Model {
+        id: String,
+    }
+    let (mut union, mut ids, mut refusal, mut any) = (Vec::new(), HashSet::new(), None, false);
+    for (status, body) in told.iter().filter_map(|(_, told)| told.as_ref()) {
+        if !status.is_success() {
+            refusal.get_or_insert((*status, body));
+            continue;
+        }
+        let Ok(list) = serde_json::from_slice::<List<'_>>(body) else { continue };
+        any = true;
+        for object in list.data {
+            let new = serde_json::from_str::<Model>(object.get()).is_ok_and(|model| ids.insert(model.id));
+            if new {
+                union.push(object.get());
+            }
+        }
+    }
+    match refusal {
+        // Nobody lists anything, and somebody says why (as for a wrong API key): the client should know.
+        Some((status, body)) if !any => Ok(json(status, body.clone())),
+        _ if !any => Err(ProxyError::NoReplica),
+        _ => Ok(json(StatusCode::OK, format!(r#"{{"object":"list","data":[{}]}}"#, union.join(",")))),
+    }
+}
+
+/// The sum of what the replicas say is running there; of one that does not say, what this router has running there.
+fn load(told: Vec<(Arc<Replica>, Told)>) -> Response {
+    #[derive(serde::Deserialize)]
+    struct Load {
+        server_load: u64,
+    }
+    let sum: u64 = told
+        .iter()
+        .map(|(replica, told)| {
+            let said = told.as_ref().and_then(|(_, body)| serde_json::from_slice::<Load>(body).ok());
+            said.map_or_else(|| replica.outstanding(), |load| load.server_load)
+        })
+        .sum();
+    json(StatusCode::OK, format!(r#"{{"server_load":{sum}}}"#))
+}
+
+fn json(status: StatusCode, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Asks every replica that can be used, all at once, with the caller's credentials.
+async fn ask_all(proxy: &Proxy, path: &'static str, authorization: Option<&HeaderValue>) -> Vec<(Arc<Replica>, Told)> {
+    let snapshot = proxy.parties.fleet.snapshot();
+    let Some(pool) = snapshot.pool(None) else { return Vec::new() };
+    let asked = pool.members().iter().enumerate().map(|(index, replica)| {
+        let usable = pool.is_usable(index);
+        let upstream = Arc::clone(&proxy.parties.upstreams[replica.index()]);
+        let authorization = authorization.cloned();
+        let answer = tokio::spawn(async move {
+            if usable { timeout(PATIENCE, upstream.get(path, authorization, MAX_ANSWER)).await.ok()?.ok() } else { None }
+        });
+        (Arc::clone(replica), answer)
+    });
+    let asked: Vec<_> = asked.collect();
+    let mut told = Vec::with_capacity(asked.len());
+    for (replica, answer) in asked {
+        told.push((replica, answer.await.ok().flatten()));
+    }
+    told
+}

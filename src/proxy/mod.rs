@@ -1,0 +1,219 @@
+//! The request path. `Proxy::handle` is one request's story: judge the head, read the body, ask where it belongs, forward it, pass the
+//! answer on.
+//!
+//! It holds no policy: what a request asks is `request`'s, where it goes is `routing`'s, who is up is `fleet`'s.
+
+mod body;
+mod error;
+mod forward;
+mod headers;
+mod local;
+mod stream;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::response::Response;
+use http_body::Body as _;
+use hyper::header::{EXPECT, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, Uri};
+use tokio::sync::watch;
+use tower::retry::budget::TpsBudget;
+
+use crate::live::LiveFleet;
+use crate::request::{self, Ask, Dialect, Refusal, Surface};
+use crate::routing::Router;
+use crate::telemetry::{Metrics, Record};
+use crate::upstream::{Outgoing, Upstream};
+use error::ProxyError;
+use forward::Answer;
+
+const REPLICA: HeaderName = HeaderName::from_static("x-prefix-router-replica");
+const REASON: HeaderName = HeaderName::from_static("x-prefix-router-reason");
+
+/// The request path: retries, timeouts, limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Whether answers name the replica and the reason of its choice.
+    pub response_headers: bool,
+    /// Paths that are exposed besides the known ones; one that ends in `*` stands for all that begin so.
+    pub expose_paths: Vec<String>,
+    /// Further replicas tried, at most, before the first byte.
+    pub retries: u32,
+    /// Retries may be this share of recent requests.
+    pub retry_budget_percent: u32,
+    /// Retries per second that are allowed whatever the share.
+    pub retry_budget_floor: u32,
+    /// A larger body is not sent twice.
+    pub replay_buffer: usize,
+    /// A larger body is refused.
+    pub max_body: usize,
+    /// Larger headers are refused.
+    pub max_header_bytes: usize,
+    /// Time between two pieces of a request's body; zero: no limit.
+    pub body_timeout: Duration,
+    /// Time until the first byte of an answer's body; zero: no limit.
+    pub first_byte_timeout: Duration,
+    /// Time between two pieces of an answer's body; zero: no limit.
+    pub idle_timeout: Duration,
+    /// How long the head of an answer is held back for its first body byte.
+    pub hold_head: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            response_headers: true,
+            expose_paths: Vec::new(),
+            retries: 2,
+            retry_budget_percent: 20,
+            retry_budget_floor: 3,
+            replay_buffer: 16 << 20,
+            max_body: 64 << 20,
+            max_header_bytes: 64 << 10,
+            body_timeout: Duration::from_secs(30),
+            first_byte_timeout: Duration::from_secs(600),
+            idle_timeout: Duration::from_secs(300),
+            hold_head: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What the request path needs of the rest.
+pub struct Parties {
+    /// Who can serve.
+    pub fleet: Arc<LiveFleet>,
+    /// The connections to each replica, at its place in the fleet.
+    pub upstreams: Vec<Arc<Upstream>>,
+    /// Who is chosen.
+    pub router: Router,
+    /// Where counts go.
+    pub metrics: Arc<Metrics>,
+    /// Turns true when the router is to stop.
+    pub draining: watch::Receiver<bool>,
+    /// Where metrics are, for those who ask here.
+    pub admin: SocketAddr,
+}
+
+/// The traffic port's service.
+pub struct Proxy {
+    settings: Settings,
+    key: request::Settings,
+    parties: Parties,
+    budget: TpsBudget,
+}
+
+/// Who answers.
+enum Reply {
+    Router(Response),
+    Replica(Answer),
+}
+
+impl Proxy {
+    /// A service over the given parties.
+    pub fn new(settings: Settings, key: request::Settings, parties: Parties) -> Arc<Self> {
+        let share = settings.retry_budget_percent as f32 / 100.0;
+        let budget = TpsBudget::new(Duration::from_secs(10), settings.retry_budget_floor, share);
+        Arc::new(Self { settings, key, parties, budget })
+    }
+
+    /// Serves every path of the traffic port.
+    pub fn routes(self: Arc<Self>) -> axum::Router {
+        axum::Router::new().fallback(Self::handle).with_state(self)
+    }
+
+    async fn handle(State(proxy): State<Arc<Self>>, ConnectInfo(client): ConnectInfo<SocketAddr>, request: Request) -> Response {
+        let (mut head, mut body) = request.into_parts();
+        let mut record = Record::new(Arc::clone(&proxy.parties.metrics), head.method.clone(), head.uri.path());
+        record.request_id = headers::request_id(&mut head.headers);
+        let request_id = head.headers.get(headers::REQUEST_ID).cloned();
+        let dialect = Dialect::of(head.uri.path());
+        let asks_for_continue = head.headers.contains_key(EXPECT);
+
+        let reply = proxy.answer(head, &mut body, client, &mut record).await;
+        let mut response = match reply {
+            Ok(Reply::Replica(answer)) => answer.into_response(&proxy.settings, dialect, record),
+            Ok(Reply::Router(response)) => finish(response, record, &proxy.settings),
+            Err(error) => {
+                if !asks_for_continue && !body.is_end_stream() {
+                    tokio::spawn(body::discard(body, proxy.settings.max_body));
+                }
+                record.error = Some(error.code());
+                finish(error.response(dialect), record, &proxy.settings)
+            }
+        };
+        if let Some(id) = request_id {
+            response.headers_mut().entry(headers::REQUEST_ID).or_insert(id);
+        }
+        response
+    }
+
+    /// From a request's head to who answers it.
+    async fn answer(&self, head: Parts, body: &mut Body, client: SocketAddr, record: &mut Record) -> Result<Reply, ProxyError> {
+        let surface = self.judge(&head)?;
+        record.surface = Some(surface);
+        let identifier = headers::identifier(&head.headers)?;
+        if head.method != Method::OPTIONS
+            && let Some(own) = local::answer(self, surface, &head).await
+        {
+            return own.map(Reply::Router);
+        }
+
+        let bytes = body::read(body, self.settings.max_body, self.settings.body_timeout).await?;
+        record.body_bytes = bytes.len();
+        let ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &self.key) } else { Ask::default() };
+
+        let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
+        headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
+        forward::forward(self, &outgoing, &ask, surface, record).await.map(Reply::Replica)
+    }
+
+    /// What the head alone tells: the surface, or why the request is refused before its body is asked for.
+    fn judge(&self, head: &Parts) -> Result<Surface, ProxyError> {
+        if headers::size(&head.headers) > self.settings.max_header_bytes {
+            return Err(ProxyError::HeadersTooLarge(self.settings.max_header_bytes));
+        }
+        let surface = Surface::of(head.uri.path(), &self.settings.expose_paths).map_err(|refusal| match refusal {
+            Refusal::NotExposed => ProxyError::PathNotExposed,
+            Refusal::MetricsOnAdmin => ProxyError::MetricsOnAdminPort(self.parties.admin),
+        })?;
+        if headers::wants_upgrade(&head.headers) {
+            return Err(ProxyError::UpgradeUnsupported);
+        }
+        match surface.methods() {
+            Some(methods) if head.method != Method::OPTIONS && !methods.contains(&head.method.as_str()) => {
+                Err(ProxyError::MethodNotAllowed { method: head.method.clone(), allowed: methods.join(", ") })
+            }
+            _ => Ok(surface),
+        }
+    }
+}
+
+/// Path and query, as the client wrote them.
+fn target(uri: &Uri) -> Result<Uri, ProxyError> {
+    let path = uri.path_and_query().cloned().ok_or(ProxyError::PathNotExposed)?;
+    Ok(Uri::from(path))
+}
+
+/// Ends the record of an answer that the router made itself and that is all there.
+fn finish(mut response: Response, mut record: Record, settings: &Settings) -> Response {
+    record.status = Some(response.status());
+    record.passed_on(usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX));
+    name_choice(&mut response, &record, settings);
+    record.complete();
+    response
+}
+
+/// Tells the client which replica was chosen (or tried last) and why.
+fn name_choice<B>(response: &mut hyper::Response<B>, record: &Record, settings: &Settings) {
+    let (Some(replica), Some(reason), true) = (&record.replica, record.reason, settings.response_headers) else { return };
+    // Set rather than added: a replica may be a router itself.
+    if let Ok(replica) = HeaderValue::from_str(replica) {
+        response.headers_mut().insert(REPLICA, replica);
+    }
+    response.headers_mut().insert(REASON, HeaderValue::from_static(reason.label()));
+}

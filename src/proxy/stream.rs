@@ -1,0 +1,255 @@
+//! The answer's body on its way to the client: each piece goes on as it comes. It carries the lease, the connection and the record, and
+//! ends all three exactly once, whether the answer ends, breaks, or loses its client.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use hyper::HeaderMap;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::error::ProxyError;
+use super::forward::Answer;
+use super::{Settings, headers, name_choice};
+use crate::fleet::Lease;
+use crate::request::Dialect;
+use crate::telemetry::{Record, UpstreamError};
+use crate::upstream::{Connection, Upstream};
+
+impl Answer {
+    /// The response to the client, whose body holds everything that lives as long as the answer.
+    pub(super) fn into_response(mut self, settings: &Settings, dialect: Dialect, mut record: Record) -> Response {
+        headers::strip_hop_by_hop(&mut self.head.headers);
+        record.status = Some(self.head.status);
+        let events = is_plain_event_stream(&self.head.headers).then(|| Events { dialect, tail: Vec::with_capacity(TAIL) });
+        let mut response = Response::from_parts(self.head, ());
+        name_choice(&mut response, &record, settings);
+
+        let idle_by = (!settings.idle_timeout.is_zero()).then(|| Instant::now() + settings.idle_timeout);
+        let patience = if self.first.is_some() { idle_by } else { self.first_byte_by };
+        let mut body = ResponseBody {
+            first: self.first,
+            rest: self.rest,
+            work: Some(Work { connection: self.connection, upstream: self.upstream, lease: self.lease, record }),
+            ending: Ending::Open,
+            events,
+            first_byte_timeout: settings.first_byte_timeout,
+            idle_timeout: settings.idle_timeout,
+            begun: false,
+            deadline: patience,
+            timer: None,
+        };
+        body.end_if_complete();
+        response.map(|()| Body::new(body))
+    }
+}
+
+/// What lives as long as the replica's work for a request.
+struct Work {
+    connection: Connection,
+    upstream: Arc<Upstream>,
+    lease: Lease,
+    record: Record,
+}
+
+/// How far a broken answer's end has come.
+enum Ending {
+    /// Nothing broke.
+    Open,
+    /// The error event is out; what is buffered is written before the connection is cut.
+    Flush,
+    /// The connection is cut at the next step.
+    Cut,
+}
+
+struct ResponseBody {
+    first: Option<Frame<Bytes>>,
+    rest: Incoming,
+    /// Gone once the answer has ended or broken.
+    work: Option<Work>,
+    ending: Ending,
+    /// Of an event stream in plain text: what is needed to end it with an error event.
+    events: Option<Events>,
+    first_byte_timeout: Duration,
+    idle_timeout: Duration,
+    begun: bool,
+    /// When the next piece has to be here. Moved with every piece; the timer looks at it only when it fires.
+    deadline: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl HttpBody for ResponseBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let this = &mut *self;
+        match this.ending {
+            Ending::Open => {}
+            Ending::Flush => {
+                // hyper writes out what it has while a body is pending, and drops it when a body fails.
+                this.ending = Ending::Cut;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Ending::Cut => return Poll::Ready(Some(Err(cut()))),
+        }
+        let piece = match this.first.take() {
+            Some(first) => Some(Ok(first)),
+            None if this.work.is_none() => None,
+            None => match Pin::new(&mut this.rest).poll_frame(cx) {
+                Poll::Ready(piece) => piece,
+                Poll::Pending => {
+                    ready!(this.poll_late(cx));
+                    let (kind, error) = if this.begun {
+                        (UpstreamError::IdleTimeout, ProxyError::StreamIdle(this.idle_timeout))
+                    } else {
+                        (UpstreamError::FirstByteTimeout, ProxyError::FirstByteTimeout(this.first_byte_timeout))
+                    };
+                    return this.broke(kind, &error);
+                }
+            },
+        };
+        match piece {
+            Some(Ok(frame)) => {
+                this.passed_on(&frame);
+                this.end_if_complete();
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Some(Err(_)) => this.broke(UpstreamError::Broke, &ProxyError::StreamBroke),
+            None => {
+                this.end();
+                Poll::Ready(None)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self.ending, Ending::Open) && self.first.is_none() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // The first piece has been taken from the rest already.
+        let first = self.first.as_ref().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
+        match self.rest.size_hint().exact() {
+            Some(rest) => SizeHint::with_exact(first + rest),
+            None => SizeHint::default(),
+        }
+    }
+}
+
+impl ResponseBody {
+    fn passed_on(&mut self, frame: &Frame<Bytes>) {
+        let Some(data) = frame.data_ref() else { return };
+        if let Some(work) = &mut self.work {
+            work.record.passed_on(data.len());
+        }
+        if let Some(events) = &mut self.events {
+            events.passed_on(data);
+        }
+        self.begun = true;
+        self.deadline = (!self.idle_timeout.is_zero()).then(|| Instant::now() + self.idle_timeout);
+    }
+
+    /// Ready when the next piece is late.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let Some(deadline) = self.deadline else { return Poll::Pending };
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+            ready!(timer.as_mut().poll(cx));
+            if deadline <= Instant::now() {
+                return Poll::Ready(());
+            }
+            // Pieces came meanwhile.
+            timer.as_mut().reset(deadline);
+        }
+    }
+
+    /// Nobody may ask for the end of a body of known length, so it is noticed here.
+    fn end_if_complete(&mut self) {
+        if HttpBody::is_end_stream(self) {
+            self.end();
+        }
+    }
+
+    /// The answer is whole: the connection is free for the next request, the count goes down, the record is written.
+    fn end(&mut self) {
+        if let Some(Work { connection, upstream, lease, mut record }) = self.work.take() {
+            upstream.give_back(connection);
+            drop(lease);
+            record.complete();
+        }
+    }
+
+    /// The replica failed in mid-answer. An event stream's client is told inside the stream, where that is still possible; in any case the
+    /// connection is cut, so that nobody takes the answer for whole.
+    fn broke(&mut self, kind: UpstreamError, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(Work { lease, mut record, .. }) = self.work.take() {
+            let (request_id, replica) = (&record.request_id, lease.replica().name());
+            tracing::warn!(request_id, replica, kind = kind.label(), "request {request_id} was cut off on replica {replica}: {error}");
+            record.metrics().failed(lease.replica(), kind);
+            record.error = Some(error.code());
+            record.complete();
+        }
+        match self.events.take().and_then(|events| events.error_event(error)) {
+            Some(event) => {
+                self.ending = Ending::Flush;
+                Poll::Ready(Some(Ok(Frame::data(event))))
+            }
+            None => {
+                self.ending = Ending::Cut;
+                Poll::Ready(Some(Err(cut())))
+            }
+        }
+    }
+}
+
+/// So many of a stream's last bytes tell how it stands.
+const TAIL: usize = 64;
+
+/// A stream of server-sent events, as far as it must be known to add one.
+struct Events {
+    dialect: Dialect,
+    /// The last bytes passed on.
+    tail: Vec<u8>,
+}
+
+impl Events {
+    fn passed_on(&mut self, data: &[u8]) {
+        let fresh = &data[data.len().saturating_sub(TAIL)..];
+        let kept = self.tail.len().min(TAIL - fresh.len());
+        self.tail.drain(..self.tail.len() - kept);
+        self.tail.extend_from_slice(fresh);
+    }
+
+    /// What ends the line and the event that were under way, and one event that tells of `error`. `None` where the stream said that it is over.
+    fn error_event(&self, error: &ProxyError) -> Option<Bytes> {
+        let text = self.tail.trim_ascii_end();
+        let line = text.rsplit(|&byte| byte == b'\n' || byte == b'\r').next().unwrap_or_default();
+        if matches!(line, b"data: [DONE]" | b"data:[DONE]" | br#"data: {"type":"message_stop"}"#) {
+            return None;
+        }
+        let line_ends = self.tail.iter().rev().take_while(|byte| byte.is_ascii_whitespace()).filter(|&&byte| byte == b'\n').count();
+        let mut event = vec![b'\n'; if self.tail.is_empty() { 0 } else { 2_usize.saturating_sub(line_ends) }];
+        event.extend_from_slice(&error.event(self.dialect));
+        Some(event.into())
+    }
+}
+
+/// Whether these are server-sent events that can be read and added to.
+fn is_plain_event_stream(headers: &HeaderMap) -> bool {
+    let is_event_stream = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"));
+    is_event_stream && headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}

@@ -1,0 +1,112 @@
+//! What a request asks: its surface, its model, and the key that placement hashes (DESIGN section 3).
+//!
+//! Pure: it reads a path, one header and a body, and changes none of them.
+
+mod json;
+mod key;
+mod prompt;
+mod surface;
+
+#[cfg(test)]
+mod tests;
+
+pub use key::Key;
+pub use surface::{Dialect, Refusal, Surface};
+
+use crate::units::PrefixLength;
+use json::Malformed;
+use key::KeyHasher;
+use prompt::Body;
+use surface::Family;
+
+/// The header that carries an identifier. It wins over the body's `prompt_cache_key`.
+pub const IDENTIFIER_HEADER: &str = "x-amzn-sagemaker-prefix-aware-id";
+
+/// What makes the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How much of the prompt is hashed.
+    pub prefix_length: PrefixLength,
+    /// What is hashed besides text.
+    pub includes: Includes,
+    /// Seeds every hash, so that outsiders cannot aim at one replica. Routers that shall agree need the same.
+    pub hash_seed: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { prefix_length: PrefixLength::clamped(4_096), includes: Includes::default(), hash_seed: 0 }
+    }
+}
+
+/// What is hashed besides text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Includes {
+    /// The tool definitions, before everything else.
+    pub tools: bool,
+    /// Parts that are no text (image, audio, file): their URL or data.
+    pub media: bool,
+}
+
+/// What one request asks of the fleet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// The model it names; `None` where it names none or the body is not understood.
+    pub model: Option<String>,
+    /// How it is placed.
+    pub placement: Placement,
+}
+
+/// How a request is placed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// It does no prefill, or none that the router knows of.
+    #[default]
+    ByLoad,
+    /// Its prompt decides; `None` where the prompt has no text.
+    ByKey(Option<Key>),
+}
+
+impl Ask {
+    /// Reads what a request on `surface` asks. `identifier` is the header's value, if it was sent.
+    ///
+    /// There is no wrong body: what cannot be read as the surface's JSON is placed by its raw bytes, and the engine judges it.
+    pub fn read(surface: Surface, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Self {
+        let understood = std::str::from_utf8(body).map_err(|_| Malformed).and_then(Body::parse);
+        let Some(family) = surface.family() else {
+            return Self { model: understood.ok().and_then(|body| body.model), placement: Placement::ByLoad };
+        };
+        let Ok(fields) = understood else {
+            return Self { model: None, placement: Placement::ByKey(native(&Body::default(), body, identifier, settings)) };
+        };
+        let key = if family == Family::Native {
+            native(&fields, body, identifier, settings)
+        } else {
+            let mut key = KeyHasher::new(family, settings.prefix_length.get(), settings.hash_seed);
+            scope(&mut key, &fields, identifier);
+            match fields.hash_prompt(surface, settings.includes, &mut key) {
+                Ok(()) => key.finish(),
+                Err(Malformed) => native(&fields, body, identifier, settings),
+            }
+        };
+        Self { model: fields.model, placement: Placement::ByKey(key) }
+    }
+}
+
+/// The key of a body that counts as it stands, byte by byte.
+fn native(fields: &Body<'_>, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Option<Key> {
+    let mut key = KeyHasher::new(Family::Native, settings.prefix_length.get(), settings.hash_seed);
+    scope(&mut key, fields, identifier);
+    key.bytes(body);
+    key.finish()
+}
+
+fn scope(key: &mut KeyHasher, fields: &Body<'_>, identifier: Option<&str>) {
+    let identifier = identifier.or(fields.prompt_cache_key.as_deref());
+    key.scope(fields.model.as_deref(), identifier, fields.cache_salt.as_deref());
+}
+
+/// Whether `value` may be an identifier: 1 to 64 printable ASCII characters, the first not a space.
+pub fn is_identifier(value: &[u8]) -> bool {
+    (1..=64).contains(&value.len()) && value.iter().all(|byte| (b' '..=b'~').contains(byte)) && value[0] != b' '
+}

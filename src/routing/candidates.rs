@@ -1,0 +1,55 @@
+//! The replicas among which a request may choose: the usable members of its pool, without those that it tried already.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use crate::fleet::{Pool, Replica};
+use crate::request::Key;
+
+/// What a strategy picks from.
+#[derive(Clone, Copy)]
+pub struct Candidates<'a> {
+    pool: &'a Pool,
+    tried: &'a [Arc<Replica>],
+}
+
+impl<'a> Candidates<'a> {
+    /// The usable members of `pool` without `tried`.
+    pub fn new(pool: &'a Pool, tried: &'a [Arc<Replica>]) -> Self {
+        Self { pool, tried }
+    }
+
+    /// Whether an earlier try for the same request failed.
+    pub(super) fn is_another_try(&self) -> bool {
+        !self.tried.is_empty()
+    }
+
+    /// All of them, in the order of the configuration.
+    pub fn iter(&self) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a> {
+        let this = *self;
+        (0..this.pool.members().len()).filter_map(move |index| this.at(index))
+    }
+
+    /// The key's home, where it may be chosen.
+    pub(super) fn home(&self, key: Key) -> Option<&'a Arc<Replica>> {
+        self.at(self.pool.ring().home(key)?)
+    }
+
+    /// All of them in the key's order.
+    pub(super) fn order(&self, key: Key) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a> {
+        let this = *self;
+        this.pool.ring().order(key).filter_map(move |index| this.at(index))
+    }
+
+    fn at(&self, index: usize) -> Option<&'a Arc<Replica>> {
+        let member = &self.pool.members()[index];
+        let tried = self.tried.iter().any(|tried| Arc::ptr_eq(tried, member));
+        (self.pool.is_usable(index) && !tried).then_some(member)
+    }
+}
+
+/// Which of two replicas has fewer outstanding requests relative to its weight.
+pub(super) fn by_load(one: &Replica, other: &Replica) -> Ordering {
+    // Cross-multiplied, so that nothing is rounded.
+    (u128::from(one.outstanding()) * u128::from(other.weight())).cmp(&(u128::from(other.outstanding()) * u128::from(one.weight())))
+}

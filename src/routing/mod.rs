@@ -1,0 +1,136 @@
+//! Which one. A strategy picks a replica among candidates and takes the lease in the same step; it says why.
+//!
+//! Pure: chance is an argument, and nothing is logged or counted here. What a choice means to the outside is in its [`Reason`].
+
+mod candidates;
+mod least_outstanding;
+mod prefix_aware;
+mod random;
+mod round_robin;
+
+#[cfg(test)]
+mod tests;
+
+use rand::Rng;
+
+pub use candidates::Candidates;
+
+use crate::fleet::Lease;
+use crate::request::{Key, Placement};
+use crate::units::ConcurrencyThreshold;
+use least_outstanding::LeastOutstanding;
+use prefix_aware::PrefixAware;
+use random::Random;
+use round_robin::RoundRobin;
+
+/// How a replica is chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The rule.
+    pub strategy: StrategyName,
+    /// The gate of `prefix_aware`.
+    pub concurrency_threshold: ConcurrencyThreshold,
+    /// Where `prefix_aware` goes when the home is gated.
+    pub overflow: Overflow,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { strategy: StrategyName::PrefixAware, concurrency_threshold: ConcurrencyThreshold::clamped(64), overflow: Overflow::LeastLoaded }
+    }
+}
+
+/// The strategies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StrategyName {
+    /// Uniform by weight.
+    Random,
+    /// In turn.
+    RoundRobin,
+    /// Fewest outstanding relative to weight.
+    LeastOutstanding,
+    /// The key's home, unless it is gated.
+    PrefixAware,
+}
+
+/// Where a request goes whose home is gated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overflow {
+    /// To the least loaded of all, so that the load is spread best.
+    LeastLoaded,
+    /// To the less loaded of the key's 2nd and 3rd choice, so that a hot key's overflow finds its earlier overflow's cache.
+    NextChoices,
+}
+
+/// Why a replica was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It is the key's home.
+    Home,
+    /// The home is gated.
+    Overflow,
+    /// The home is not eligible, or an earlier try failed before the first byte.
+    Failover,
+    /// The prompt has no text.
+    NoKey,
+    /// The strategy or the surface looks at load (or chance) alone.
+    Load,
+}
+
+impl Reason {
+    /// The label in headers, metrics and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Home => "home",
+            Self::Overflow => "overflow",
+            Self::Failover => "failover",
+            Self::NoKey => "no_key",
+            Self::Load => "load",
+        }
+    }
+}
+
+/// A replica, counted, and why it was chosen.
+#[derive(Debug)]
+pub struct Choice {
+    /// Counts the request on the chosen replica until dropped.
+    pub lease: Lease,
+    /// Why this one.
+    pub reason: Reason,
+}
+
+/// A rule that picks one of several replicas.
+pub trait Strategy: Send + Sync {
+    /// Picks a candidate for a prompt with `key`; `None` only where there are no candidates.
+    fn choose(&self, key: Option<Key>, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice>;
+}
+
+/// A configured strategy, with what holds for all of them.
+pub struct Router {
+    strategy: Box<dyn Strategy>,
+}
+
+impl Router {
+    /// The strategy that `settings` name.
+    pub fn new(settings: &Settings) -> Self {
+        let strategy: Box<dyn Strategy> = match settings.strategy {
+            StrategyName::Random => Box::new(Random),
+            StrategyName::RoundRobin => Box::new(RoundRobin::default()),
+            StrategyName::LeastOutstanding => Box::new(LeastOutstanding),
+            StrategyName::PrefixAware => Box::new(PrefixAware::new(settings.concurrency_threshold, settings.overflow)),
+        };
+        Self { strategy }
+    }
+
+    /// Picks a candidate; `None` only where there are none. Whatever does no prefill goes by load under every strategy.
+    pub fn choose(&self, placement: Placement, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
+        let mut choice = match placement {
+            Placement::ByLoad => LeastOutstanding.choose(None, candidates, rng),
+            Placement::ByKey(key) => self.strategy.choose(key, candidates, rng),
+        }?;
+        if candidates.is_another_try() {
+            choice.reason = Reason::Failover;
+        }
+        Some(choice)
+    }
+}

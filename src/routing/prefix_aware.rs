@@ -1,0 +1,66 @@
+//! `prefix_aware`: the key's home, unless its gate is closed (DESIGN section 4).
+//!
+//! It keeps no state, so routers that share nothing agree on every home.
+
+use std::sync::Arc;
+
+use rand::Rng;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::candidates::by_load;
+use super::least_outstanding::LeastOutstanding;
+use super::{Candidates, Choice, Overflow, Reason, Strategy};
+use crate::fleet::Replica;
+use crate::request::Key;
+use crate::units::ConcurrencyThreshold;
+
+pub(super) struct PrefixAware {
+    threshold: u64,
+    overflow: Overflow,
+}
+
+impl PrefixAware {
+    pub(super) fn new(threshold: ConcurrencyThreshold, overflow: Overflow) -> Self {
+        Self { threshold: threshold.get(), overflow }
+    }
+
+    /// Where a request goes that `first`, its first choice, does not take. A gated replica is taken only where all in question are gated;
+    /// it may then be `first` itself, since a threshold is not a limit.
+    fn overflow<'a>(&self, key: Key, candidates: &Candidates<'a>) -> Option<&'a Arc<Replica>> {
+        let rank = |replica: &&Arc<Replica>| replica.outstanding() >= self.threshold;
+        match self.overflow {
+            Overflow::LeastLoaded => candidates.iter().min_by(|one, other| {
+                let tie = || tie_break(key, one).cmp(&tie_break(key, other));
+                rank(one).cmp(&rank(other)).then_with(|| by_load(one, other)).then_with(tie)
+            }),
+            // `min_by` keeps the earlier of equals: ties go by the key's order.
+            Overflow::NextChoices => {
+                candidates.order(key).take(3).min_by(|one, other| rank(one).cmp(&rank(other)).then_with(|| by_load(one, other)))
+            }
+        }
+    }
+}
+
+impl Strategy for PrefixAware {
+    fn choose(&self, key: Option<Key>, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
+        let Some(key) = key else {
+            let choice = LeastOutstanding.choose(None, candidates, rng)?;
+            return Some(Choice { reason: Reason::NoKey, ..choice });
+        };
+        let (first, reason) = match candidates.home(key) {
+            Some(home) => (home, Reason::Home),
+            None => (candidates.order(key).next()?, Reason::Failover),
+        };
+        if let Some(lease) = first.lease_below(self.threshold) {
+            return Some(Choice { lease, reason });
+        }
+        let replica = self.overflow(key, candidates)?;
+        let reason = if Arc::ptr_eq(replica, first) { reason } else { Reason::Overflow };
+        Some(Choice { lease: replica.lease(), reason })
+    }
+}
+
+/// Orders equally loaded replicas for one key: the same way each time for this key, another way for other keys.
+fn tie_break(key: Key, replica: &Replica) -> u64 {
+    xxh3_64_with_seed(replica.name().as_bytes(), key.0)
+}

@@ -1,0 +1,21 @@
+//! `random`: uniform by weight. It looks at neither prompt nor load.
+
+use rand::{Rng, RngExt};
+
+use super::{Candidates, Choice, Reason, Strategy};
+use crate::request::Key;
+
+pub(super) struct Random;
+
+impl Strategy for Random {
+    fn choose(&self, _: Option<Key>, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
+        let total: u64 = candidates.iter().map(|replica| replica.weight()).sum();
+        let mut ticket = if total == 0 { return None } else { rng.random_range(0..total) };
+        let replica = candidates.iter().find(|replica| {
+            let hit = ticket < replica.weight();
+            ticket = ticket.saturating_sub(replica.weight());
+            hit
+        })?;
+        Some(Choice { lease: replica.lease(), reason: Reason::Load })
+    }
+}

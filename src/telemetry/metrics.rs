@@ -1,0 +1,214 @@
+//! Every series that the router publishes, each with its labels. All labels come from closed lists or from the configuration, so that no
+//! client can add a series.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::{
+    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+use crate::fleet::{Replica, Snapshot, State};
+use crate::routing::Reason;
+
+/// From a cached prefix on an idle replica to a long prefill in a long queue.
+const FIRST_BYTE_BUCKETS: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0, 600.0];
+
+/// From an error to the longest generation.
+const DURATION_BUCKETS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0];
+
+/// Why a request was sent once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryCause {
+    /// No connection was made.
+    Connect,
+    /// The connection broke before the first byte.
+    Broke,
+    /// The replica answered 429 or 503.
+    Busy,
+    /// The replica was taken out while the request waited there.
+    Ejected,
+    /// A kept connection had died; a fresh one to the same replica was tried, which is not a further try.
+    Stale,
+}
+
+/// How a replica failed a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpstreamError {
+    /// No connection was made.
+    Connect,
+    /// The connection broke, before or after the first byte.
+    Broke,
+    /// No first byte in time.
+    FirstByteTimeout,
+    /// No further byte in time.
+    IdleTimeout,
+    /// 429 or 503.
+    Busy,
+    /// Another 5xx.
+    Status5xx,
+}
+
+impl RetryCause {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Broke => "broke",
+            Self::Busy => "busy",
+            Self::Ejected => "ejected",
+            Self::Stale => "stale",
+        }
+    }
+}
+
+impl UpstreamError {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Broke => "broke",
+            Self::FirstByteTimeout => "first_byte_timeout",
+            Self::IdleTimeout => "idle_timeout",
+            Self::Busy => "busy",
+            Self::Status5xx => "status_5xx",
+        }
+    }
+}
+
+/// The router's metrics.
+pub struct Metrics {
+    registry: Registry,
+    requests: IntCounterVec,
+    first_byte: HistogramVec,
+    duration: HistogramVec,
+    outstanding: IntGaugeVec,
+    choices: IntCounterVec,
+    retries: IntCounterVec,
+    upstream_errors: IntCounterVec,
+    client_aborts: IntCounter,
+    replica_state: IntGaugeVec,
+}
+
+impl Metrics {
+    /// All series at zero; those of `replicas` are there from the start, so that a dashboard shows them before anything happens.
+    pub fn new(replicas: &[Arc<Replica>]) -> prometheus::Result<Arc<Self>> {
+        let registry = Registry::new();
+        let counter = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<IntCounterVec> {
+            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        let gauge = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<IntGaugeVec> {
+            let gauge = IntGaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let histogram = |name: &str, help: &str, buckets: &[f64]| -> prometheus::Result<HistogramVec> {
+            let histogram = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["route"])?;
+            registry.register(Box::new(histogram.clone()))?;
+            Ok(histogram)
+        };
+        let metrics = Self {
+            requests: counter(
+                "prefix_router_requests_total",
+                "Requests by route, status class (499: the client left) and reason of the choice.",
+                &["route", "status", "reason"],
+            )?,
+            first_byte: histogram(
+                "prefix_router_time_to_first_byte_seconds",
+                "Time from a request's head to the first byte of its answer's body.",
+                FIRST_BYTE_BUCKETS,
+            )?,
+            duration: histogram(
+                "prefix_router_request_duration_seconds",
+                "Time from a request's head to the end of its answer.",
+                DURATION_BUCKETS,
+            )?,
+            outstanding: gauge("prefix_router_outstanding", "Requests in flight on a replica, counted by this router.", &["replica"])?,
+            choices: counter("prefix_router_choices_total", "Choices of a replica by reason.", &["replica", "reason"])?,
+            retries: counter("prefix_router_retries_total", "Requests sent once more, by cause.", &["cause"])?,
+            upstream_errors: counter("prefix_router_upstream_errors_total", "Failures of replicas by kind.", &["replica", "kind"])?,
+            client_aborts: IntCounter::new("prefix_router_client_aborts_total", "Clients that left before their answer's end.")?,
+            replica_state: gauge("prefix_router_replica_state", "1 for the state that a replica is in.", &["replica", "state"])?,
+            registry: registry.clone(),
+        };
+        registry.register(Box::new(metrics.client_aborts.clone()))?;
+        let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        registry.register(Box::new(build))?;
+        metrics.show(replicas);
+        Ok(Arc::new(metrics))
+    }
+
+    /// Makes the series of known replicas and causes visible at zero.
+    fn show(&self, replicas: &[Arc<Replica>]) {
+        for replica in replicas {
+            for reason in [Reason::Home, Reason::Overflow, Reason::Failover, Reason::NoKey, Reason::Load] {
+                self.choices.with_label_values(&[replica.name(), reason.label()]);
+            }
+            for kind in [
+                UpstreamError::Connect,
+                UpstreamError::Broke,
+                UpstreamError::FirstByteTimeout,
+                UpstreamError::IdleTimeout,
+                UpstreamError::Busy,
+                UpstreamError::Status5xx,
+            ] {
+                self.upstream_errors.with_label_values(&[replica.name(), kind.label()]);
+            }
+        }
+        for cause in [RetryCause::Connect, RetryCause::Broke, RetryCause::Busy, RetryCause::Ejected, RetryCause::Stale] {
+            self.retries.with_label_values(&[cause.label()]);
+        }
+    }
+
+    /// Counts a choice.
+    pub fn chosen(&self, replica: &Replica, reason: Reason) {
+        self.choices.with_label_values(&[replica.name(), reason.label()]).inc();
+    }
+
+    /// Counts a further sending.
+    pub fn retried(&self, cause: RetryCause) {
+        self.retries.with_label_values(&[cause.label()]).inc();
+    }
+
+    /// Counts a failure of a replica.
+    pub fn failed(&self, replica: &Replica, kind: UpstreamError) {
+        self.upstream_errors.with_label_values(&[replica.name(), kind.label()]).inc();
+    }
+
+    /// Counts a request that is over.
+    pub(super) fn finished(&self, route: &str, status: u16, reason: &str, first_byte: Option<Duration>, whole: Duration) {
+        let class = match status {
+            499 => "499",
+            ..200 => "1xx",
+            200..300 => "2xx",
+            300..400 => "3xx",
+            400..500 => "4xx",
+            500.. => "5xx",
+        };
+        self.requests.with_label_values(&[route, class, reason]).inc();
+        self.duration.with_label_values(&[route]).observe(whole.as_secs_f64());
+        if let Some(first_byte) = first_byte {
+            self.first_byte.with_label_values(&[route]).observe(first_byte.as_secs_f64());
+        }
+        if class == "499" {
+            self.client_aborts.inc();
+        }
+    }
+
+    /// The text that Prometheus scrapes. What the fleet itself counts is read at this moment.
+    pub fn render(&self, fleet: &Snapshot) -> prometheus::Result<String> {
+        for replica in fleet.replicas() {
+            let outstanding = i64::try_from(replica.outstanding()).unwrap_or(i64::MAX);
+            self.outstanding.with_label_values(&[replica.name()]).set(outstanding);
+            for state in State::ALL {
+                let now = i64::from(fleet.state(replica) == state);
+                self.replica_state.with_label_values(&[replica.name(), state.label()]).set(now);
+            }
+        }
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}

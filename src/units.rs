@@ -1,0 +1,72 @@
+//! Values that carry their range: once one exists, it is legal. Parsing of texts is in `config`, which knows where a text stood.
+
+use std::fmt;
+
+/// A whole number that lies in `MIN..=MAX`, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bounded<const MIN: u64, const MAX: u64>(u64);
+
+impl<const MIN: u64, const MAX: u64> Bounded<MIN, MAX> {
+    /// The smallest value.
+    pub const MIN: u64 = MIN;
+    /// The largest value.
+    pub const MAX: u64 = MAX;
+
+    /// `value`, or `None` where it lies outside the range.
+    pub const fn new(value: u64) -> Option<Self> {
+        if value >= MIN && value <= MAX { Some(Self(value)) } else { None }
+    }
+
+    /// `value` moved into the range; for constants and defaults.
+    pub const fn clamped(value: u64) -> Self {
+        Self(if value < MIN {
+            MIN
+        } else if value > MAX {
+            MAX
+        } else {
+            value
+        })
+    }
+
+    /// The number.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl<const MIN: u64, const MAX: u64> fmt::Display for Bounded<MIN, MAX> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How much of a prompt makes the key, in characters (bytes on the native surface). SageMaker's range.
+pub type PrefixLength = Bounded<1_024, 65_536>;
+
+/// The gate: from this many outstanding requests on, a home's new requests overflow. SageMaker's range.
+pub type ConcurrencyThreshold = Bounded<1, 1_024>;
+
+/// A replica's share of the ring and of the load, relative to the others'.
+pub type Weight = Bounded<1, 100>;
+
+/// A text that must not be shown: it has no `Display`, and its `Debug` says only that it is there.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Hides `text`.
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The text itself, for the one place that sends it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(hidden)")
+    }
+}

@@ -1,0 +1,232 @@
+//! Connections to one replica: HTTP/1.1, kept open between requests, each used by one request at a time.
+//!
+//! It knows nothing of retries to other replicas, of bodies' meaning, or of health; its errors say what whoever does know needs.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::fleet::Replica;
+use crate::units::Secret;
+
+/// How connections to replicas are made and kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Time for a connection to be made; zero: no limit.
+    pub connect_timeout: Duration,
+    /// A connection that was idle this long is not used again. Below the 5 s after which uvicorn closes its end, since a request sent at that
+    /// moment would be lost.
+    pub pool_idle_timeout: Duration,
+    /// Idle connections kept per replica.
+    pub pool_max_idle: usize,
+    /// Sent as `Authorization: Bearer …` with everything; where there is none, the caller's passes.
+    pub upstream_api_key: Option<Secret>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(1),
+            pool_idle_timeout: Duration::from_secs(4),
+            pool_max_idle: 1_024,
+            upstream_api_key: None,
+        }
+    }
+}
+
+/// What is to be sent; made anew for each try.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// The method.
+    pub method: Method,
+    /// Path and query, as the client wrote them.
+    pub target: Uri,
+    /// All headers that shall arrive, but for `Host` and the replica's own credentials.
+    pub headers: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+}
+
+/// Why no head came back.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// No connection was made.
+    #[error("cannot connect: {0}")]
+    Connect(std::io::Error),
+    /// The connection failed before a head came back.
+    #[error("the connection broke before an answer came: {source}")]
+    Broke {
+        /// What hyper says.
+        source: hyper::Error,
+        /// Whether any byte of the request may have reached the replica.
+        written: bool,
+    },
+}
+
+/// The connections to one replica.
+pub struct Upstream {
+    replica: Arc<Replica>,
+    settings: Settings,
+    host: HeaderValue,
+    authorization: Option<HeaderValue>,
+    /// The most recently used at the back.
+    idle: Mutex<VecDeque<(Connection, Instant)>>,
+}
+
+impl Upstream {
+    /// A pool without connections. Fails where the address or the key cannot stand in a header.
+    pub fn new(replica: Arc<Replica>, settings: Settings) -> Result<Arc<Self>, hyper::http::Error> {
+        let host = HeaderValue::from_str(&replica.spec().authority)?;
+        let authorization = settings.upstream_api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.reveal()))).transpose()?;
+        let authorization = authorization.map(|mut value| {
+            value.set_sensitive(true);
+            value
+        });
+        Ok(Arc::new(Self { replica, settings, host, authorization, idle: Mutex::default() }))
+    }
+
+    /// The replica at the other end.
+    pub fn replica(&self) -> &Arc<Replica> {
+        &self.replica
+    }
+
+    /// Sends `outgoing` and waits for the head of the answer. Dropping the future, or the connection it returns, closes the connection at once.
+    ///
+    /// A kept connection may have died unnoticed. Where `resend` allows it, or where nothing was written, such a request gets one fresh
+    /// connection; `stale` is called then.
+    pub async fn send(
+        &self,
+        outgoing: &Outgoing,
+        resend: bool,
+        stale: impl FnOnce(),
+    ) -> Result<(Response<Incoming>, Connection), SendError> {
+        if let Some(connection) = self.take_idle() {
+            match self.exchange(connection, outgoing).await {
+                Err(SendError::Broke { written, .. }) if resend || !written => stale(),
+                result => return result,
+            }
+        }
+        self.exchange(self.connect().await?, outgoing).await
+    }
+
+    /// `GET path` for the router itself: status and whole body, which may have `limit` bytes.
+    pub async fn get(&self, path: &str, limit: usize) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
+        let outgoing = Outgoing {
+            method: Method::GET,
+            target: Uri::builder().path_and_query(path).build()?,
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+        };
+        let (response, connection) = self.send(&outgoing, true, || ()).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), limit).collect().await?.to_bytes();
+        self.give_back(connection);
+        Ok((status, body))
+    }
+
+    async fn exchange(&self, mut connection: Connection, outgoing: &Outgoing) -> Result<(Response<Incoming>, Connection), SendError> {
+        match connection.sender.try_send_request(self.request(outgoing)).await {
+            Ok(response) => Ok((response, connection)),
+            // The message comes back where nothing of it was written.
+            Err(mut error) => {
+                let written = error.take_message().is_none();
+                Err(SendError::Broke { source: error.into_error(), written })
+            }
+        }
+    }
+
+    fn request(&self, outgoing: &Outgoing) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(outgoing.body.clone()));
+        *request.method_mut() = outgoing.method.clone();
+        *request.uri_mut() = outgoing.target.clone();
+        *request.headers_mut() = outgoing.headers.clone();
+        request.headers_mut().insert(HOST, self.host.clone());
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
+        request
+    }
+
+    async fn connect(&self) -> Result<Connection, SendError> {
+        let limit = self.settings.connect_timeout;
+        let connecting = TcpStream::connect(&self.replica.spec().authority);
+        let stream = if limit.is_zero() {
+            connecting.await
+        } else {
+            timeout(limit, connecting)
+                .await
+                .unwrap_or_else(|_| Err(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer within {limit:?}"))))
+        }
+        .map_err(SendError::Connect)?;
+        stream.set_nodelay(true).map_err(SendError::Connect)?;
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|source| SendError::Broke { source, written: false })?;
+        let task = tokio::spawn(async move {
+            // Whoever uses the connection sees the error too.
+            let _ = connection.await;
+        });
+        Ok(Connection { sender, task: task.abort_handle() })
+    }
+
+    /// The most recently used connection that is still good. Those that are not are closed on the way.
+    fn take_idle(&self) -> Option<Connection> {
+        let mut idle = self.idle();
+        self.close_expired(&mut idle);
+        // One whose last answer has just ended may need a moment before it is ready again; it is left for later.
+        let ready = idle.iter().rposition(|(connection, _)| connection.sender.is_ready())?;
+        idle.remove(ready).map(|(connection, _)| connection)
+    }
+
+    /// Keeps a connection whose answer has been read to its end.
+    pub fn give_back(&self, connection: Connection) {
+        let mut idle = self.idle();
+        if idle.len() < self.settings.pool_max_idle {
+            idle.push_back((connection, Instant::now()));
+        }
+    }
+
+    /// Closes the connections that were idle for too long.
+    pub fn close_idle(&self) {
+        self.close_expired(&mut self.idle());
+    }
+
+    fn close_expired(&self, idle: &mut VecDeque<(Connection, Instant)>) {
+        let now = Instant::now();
+        while idle.front().is_some_and(|(_, since)| now.duration_since(*since) >= self.settings.pool_idle_timeout) {
+            idle.pop_front();
+        }
+        while idle.back().is_some_and(|(connection, _)| connection.sender.is_closed()) {
+            idle.pop_back();
+        }
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, VecDeque<(Connection, Instant)>> {
+        // Nothing panics while it holds this lock.
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An open connection. Dropped, it closes at once, whatever is still under way on it: that is how a replica learns that its client has
+/// left, even while nothing flows.
+pub struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    task: AbortHandle,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,94 @@
+"""The workload: long prefixes, each shared by several requests, in a shuffled order that is the same for every strategy."""
+
+import collections
+import concurrent.futures
+import math
+import random
+import time
+
+from fleet import words
+
+MAX_TOKENS = 8
+PREFIX_WORDS = 2000
+
+
+def run(f, strategy, prefixes, uses, clients, seed):
+    order = [(prefix, use) for prefix in range(prefixes) for use in range(uses)]
+    random.Random(seed).shuffle(order)
+    heads = [words(f"{seed} prefix {n}", PREFIX_WORDS) for n in range(prefixes)]
+
+    def request(item):
+        prefix, use = item
+        start = time.monotonic()
+        first = usage = None
+        raw = f.openai.chat.completions.with_raw_response.create(
+            model=f.model,
+            messages=[
+                {"role": "system", "content": heads[prefix]},
+                {"role": "user", "content": words(f"{seed} tail {prefix} {use}", 12)},
+            ],
+            max_tokens=MAX_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},  # so that every request is the same work
+        )
+        for chunk in raw.parse():
+            first = first or time.monotonic()
+            usage = chunk.usage or usage
+        end = time.monotonic()
+        assert usage.completion_tokens == MAX_TOKENS, usage
+        return f.chosen(raw), first - start, end - start, usage.prompt_tokens
+
+    warm_up(f)
+    f.reset_caches()
+    queries, hits = f.engine("vllm:prefix_cache_queries_total"), f.engine("vllm:prefix_cache_hits_total")
+    choices = f.choices()
+    start = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:  # a client takes the next request when its last one ended
+        done = list(pool.map(request, order))
+    seconds = time.monotonic() - start
+    time.sleep(1)  # an engine counts a moment after it has answered
+    queries = sum(f.engine("vllm:prefix_cache_queries_total").values()) - sum(queries.values())
+    hits = sum(f.engine("vllm:prefix_cache_hits_total").values()) - sum(hits.values())
+    choices = f.choices() - choices
+
+    share = collections.Counter(replica for replica, *_ in done)
+    counted = collections.Counter()
+    for (replica, _), count in choices.items():
+        counted[replica] += count
+    assert counted == share, f"the router counts {dict(counted)}, its headers say {dict(share)}"
+    tokens = [n for *_, n in done]
+    assert queries == sum(tokens), f"the engines were asked for {queries} tokens, the prompts have {sum(tokens)}"
+    assert hits <= queries - prefixes * PREFIX_WORDS, "the caches were not empty at the start"
+    return {
+        "strategy": strategy,
+        "requests": len(done),
+        "prefixes": prefixes,
+        "clients": clients,
+        "seed": seed,
+        "prompt_tokens_mean": round(sum(tokens) / len(tokens)),
+        "seconds": round(seconds, 2),
+        "requests_per_second": round(len(done) / seconds, 2),
+        "ttft_ms": percentiles([ttft for _, ttft, _, _ in done]),
+        "e2e_ms": percentiles([e2e for _, _, e2e, _ in done]),
+        "token_hit_rate": round(hits / queries, 4),
+        "query_tokens": int(queries),
+        "hit_tokens": int(hits),
+        "share": {replica: round(share[replica] / len(done), 3) for replica in f.replicas},
+        "overflow": sum(count for (_, reason), count in choices.items() if "overflow" in reason),
+        "choices": {f"{replica} {reason}": count for (replica, reason), count in sorted(choices.items())},
+    }
+
+
+def warm_up(f):
+    """One long prompt straight to each replica, so that no strategy pays for what an engine does only once."""
+    for url in f.replicas.values():
+        body = {"model": f.model, "prompt": words("warm", PREFIX_WORDS), "max_tokens": MAX_TOKENS}
+        f.http.post(f"{url}/v1/completions", json=body).raise_for_status()
+
+
+def percentiles(seconds):
+    """Nearest rank, in milliseconds."""
+    ranked = sorted(seconds)
+    return {f"p{p}": round(1000 * ranked[math.ceil(p / 100 * len(ranked)) - 1], 1) for p in (50, 90)}
