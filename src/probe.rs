@@ -34,6 +34,6 @@ fn jitter() -> f64 {
 }
 
 async fn check(upstream: &Upstream, path: &str) -> Result<(), String> {
-    let (status, _) = upstream.get(path, MAX_ANSWER).await.map_err(|error| error.to_string())?;
+    let (status, _) = upstream.get(path, None, MAX_ANSWER).await.map_err(|error| error.to_string())?;
     if status.is_success() { Ok(()) } else { Err(format!("{path} answered {status}")) }
 }

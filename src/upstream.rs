@@ -32,17 +32,12 @@ pub struct Settings {
     /// Idle connections kept per replica.
     pub pool_max_idle: usize,
     /// Sent as `Authorization: Bearer …` with everything; where there is none, the caller's passes.
-    pub upstream_api_key: Option<Secret>,
+    pub api_key: Option<Secret>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(1),
-            pool_idle_timeout: Duration::from_secs(4),
-            pool_max_idle: 1_024,
-            upstream_api_key: None,
-        }
+        Self { connect_timeout: Duration::from_secs(1), pool_idle_timeout: Duration::from_secs(4), pool_max_idle: 1_024, api_key: None }
     }
 }
 
@@ -89,7 +84,7 @@ impl Upstream {
     /// A pool without connections. Fails where the address or the key cannot stand in a header.
     pub fn new(replica: Arc<Replica>, settings: Settings) -> Result<Arc<Self>, hyper::http::Error> {
         let host = HeaderValue::from_str(&replica.spec().authority)?;
-        let authorization = settings.upstream_api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.reveal()))).transpose()?;
+        let authorization = settings.api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.reveal()))).transpose()?;
         let authorization = authorization.map(|mut value| {
             value.set_sensitive(true);
             value
@@ -122,13 +117,17 @@ impl Upstream {
     }
 
     /// `GET path` for the router itself: status and whole body, which may have `limit` bytes.
-    pub async fn get(&self, path: &str, limit: usize) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
-        let outgoing = Outgoing {
-            method: Method::GET,
-            target: Uri::builder().path_and_query(path).build()?,
-            headers: HeaderMap::new(),
-            body: Bytes::new(),
-        };
+    ///
+    /// `authorization` is used where no key is configured.
+    pub async fn get(
+        &self,
+        path: &str,
+        authorization: Option<HeaderValue>,
+        limit: usize,
+    ) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
+        let headers = authorization.map(|value| (AUTHORIZATION, value)).into_iter().collect();
+        let target = Uri::builder().path_and_query(path).build()?;
+        let outgoing = Outgoing { method: Method::GET, target, headers, body: Bytes::new() };
         let (response, connection) = self.send(&outgoing, true, || ()).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), limit).collect().await?.to_bytes();

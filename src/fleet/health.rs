@@ -176,6 +176,13 @@ mod tests {
 
     #[test]
     fn a_refused_connection_starts_the_count_anew() {
-        check(&[(0, CheckPassed, Up), (1, ConnectFailed, Down), (2_000, CheckPassed, Down), (2_001, ConnectFailed, Down), (4_000, CheckPassed, Down), (4_001, CheckPassed, Up)]);
+        check(&[
+            (0, CheckPassed, Up),
+            (1, ConnectFailed, Down),
+            (2_000, CheckPassed, Down),
+            (2_001, ConnectFailed, Down),
+            (4_000, CheckPassed, Down),
+            (4_001, CheckPassed, Up),
+        ]);
     }
 }

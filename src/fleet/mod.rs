@@ -196,7 +196,8 @@ mod tests {
     fn no_two_threads_slip_through_one_gate() {
         let replica = Arc::clone(&fleet(&[&[]]).snapshot().replicas()[0]);
         let leases: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| (0..100).filter_map(|_| replica.lease_below(50)).collect::<Vec<_>>())).collect();
+            let threads: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| (0..100).filter_map(|_| replica.lease_below(50)).collect::<Vec<_>>())).collect();
             threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
         });
         assert_eq!(leases.len(), 50);

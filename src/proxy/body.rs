@@ -24,7 +24,8 @@ pub(super) async fn read(body: &mut Body, limit: usize, patience: Duration) -> R
     let mut rest = BytesMut::new();
     loop {
         let next = body.frame();
-        let next = if patience.is_zero() { next.await } else { timeout(patience, next).await.map_err(|_| ProxyError::BodyTooSlow(patience))? };
+        let next =
+            if patience.is_zero() { next.await } else { timeout(patience, next).await.map_err(|_| ProxyError::BodyTooSlow(patience))? };
         let Some(frame) = next else { break };
         let Ok(piece) = frame.map_err(|_| ProxyError::BodyBroken)?.into_data() else { continue };
         if first.len() + rest.len() + piece.len() > limit {

@@ -56,8 +56,6 @@ pub(super) enum ProxyError {
     NotReady,
     #[error("no first byte came from the replica within {0:?}")]
     FirstByteTimeout(Duration),
-    #[error("the router failed: {0}")]
-    Internal(String),
 }
 
 impl ProxyError {
@@ -73,7 +71,6 @@ impl ProxyError {
             Self::BodyTooSlow(_) => (StatusCode::REQUEST_TIMEOUT, "body_too_slow"),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
             Self::HeadersTooLarge(_) => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large"),
-            Self::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
             Self::UpgradeUnsupported => (StatusCode::NOT_IMPLEMENTED, "upgrade_unsupported"),
             Self::ConnectFailed => (StatusCode::BAD_GATEWAY, "connect_failed"),
             Self::ReplicaBroke | Self::StreamBroke => (StatusCode::BAD_GATEWAY, "replica_broke"),

@@ -11,9 +11,9 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use hyper::body::Incoming;
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use hyper::HeaderMap;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::error::ProxyError;
@@ -70,6 +70,11 @@ enum Ending {
     Cut,
 }
 
+/// Makes the server cut the connection (or reset the h2 stream), so that nobody takes the answer for whole.
+#[derive(Debug, thiserror::Error)]
+#[error("the replica broke off its answer")]
+struct CutOff;
+
 struct ResponseBody {
     first: Option<Frame<Bytes>>,
     rest: Incoming,
@@ -88,9 +93,9 @@ struct ResponseBody {
 
 impl HttpBody for ResponseBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = CutOff;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
         let this = &mut *self;
         match this.ending {
             Ending::Open => {}
@@ -100,7 +105,7 @@ impl HttpBody for ResponseBody {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            Ending::Cut => return Poll::Ready(Some(Err(cut()))),
+            Ending::Cut => return Poll::Ready(Some(Err(CutOff))),
         }
         let piece = match this.first.take() {
             Some(first) => Some(Ok(first)),
@@ -190,8 +195,8 @@ impl ResponseBody {
     }
 
     /// The replica failed in mid-answer. An event stream's client is told inside the stream, where that is still possible; in any case the
-    /// connection is cut, so that nobody takes the answer for whole.
-    fn broke(&mut self, kind: UpstreamError, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    /// connection is cut.
+    fn broke(&mut self, kind: UpstreamError, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
         if let Some(Work { lease, mut record, .. }) = self.work.take() {
             let (request_id, replica) = (&record.request_id, lease.replica().name());
             tracing::warn!(request_id, replica, kind = kind.label(), "request {request_id} was cut off on replica {replica}: {error}");
@@ -206,7 +211,7 @@ impl ResponseBody {
             }
             None => {
                 self.ending = Ending::Cut;
-                Poll::Ready(Some(Err(cut())))
+                Poll::Ready(Some(Err(CutOff)))
             }
         }
     }
@@ -244,12 +249,14 @@ impl Events {
     }
 }
 
-/// Whether these are server-sent events that can be read and added to.
+/// Whether these are server-sent events that can be read, and to which one can be added.
 fn is_plain_event_stream(headers: &HeaderMap) -> bool {
     let is_event_stream = headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .and_then(|value| value.split(';').next())
         .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"));
-    is_event_stream && headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+    is_event_stream
+        && !headers.contains_key(CONTENT_LENGTH)
+        && headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }

@@ -322,7 +322,8 @@ mod tests {
 
     #[test]
     fn lone_surrogates_become_one_replacement_character_each() {
-        let cases = [("\\ud83d", "\u{fffd}"), ("\\ude00x", "\u{fffd}x"), ("\\ud83d\\ud83d\\ude00", "\u{fffd}😀"), ("\\ud83d\\n", "\u{fffd}\n")];
+        let cases =
+            [("\\ud83d", "\u{fffd}"), ("\\ude00x", "\u{fffd}x"), ("\\ud83d\\ud83d\\ude00", "\u{fffd}😀"), ("\\ud83d\\n", "\u{fffd}\n")];
         for (escaped, text) in cases {
             assert_eq!(RawString(escaped).to_text().as_deref(), Ok(text), "{escaped}");
         }

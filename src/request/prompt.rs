@@ -43,11 +43,8 @@ impl<'a> Body<'a> {
             if let Some((_, field)) = fields.into_iter().find(|(known, _)| name.is(known)) {
                 *field = Some(value);
             }
-            let texts = [
-                ("model", &mut body.model),
-                ("prompt_cache_key", &mut body.prompt_cache_key),
-                ("cache_salt", &mut body.cache_salt),
-            ];
+            let texts =
+                [("model", &mut body.model), ("prompt_cache_key", &mut body.prompt_cache_key), ("cache_salt", &mut body.cache_salt)];
             if let Some((_, text)) = texts.into_iter().find(|(known, _)| name.is(known)) {
                 *text = string_at(value)?.map(RawString::to_text).transpose()?;
             }

@@ -218,9 +218,25 @@ mod tests {
     #[test]
     fn what_must_not_be_reached() {
         for path in [
-            "/", "", "*", "/v1", "/wake_up", "/%77ake_up", "/collective_rpc", "/v1/load_lora_adapter", "/v1/%6coad_lora_adapter",
-            "/v1/unload_lora_adapter/", "/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/./x", "/endpoints//invocations", "/endpoints/a/b/invocations",
-            "/customs", "/V1/chat/completions", "//v1/x", "/v1%00/../x",
+            "/",
+            "",
+            "*",
+            "/v1",
+            "/wake_up",
+            "/%77ake_up",
+            "/collective_rpc",
+            "/v1/load_lora_adapter",
+            "/v1/%6coad_lora_adapter",
+            "/v1/unload_lora_adapter/",
+            "/v1/../sleep",
+            "/v1/%2e%2e/sleep",
+            "/v1/./x",
+            "/endpoints//invocations",
+            "/endpoints/a/b/invocations",
+            "/customs",
+            "/V1/chat/completions",
+            "//v1/x",
+            "/v1%00/../x",
         ] {
             check(path, Err(Refusal::NotExposed));
         }

@@ -36,7 +36,11 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { strategy: StrategyName::PrefixAware, concurrency_threshold: ConcurrencyThreshold::clamped(64), overflow: Overflow::LeastLoaded }
+        Self {
+            strategy: StrategyName::PrefixAware,
+            concurrency_threshold: ConcurrencyThreshold::clamped(64),
+            overflow: Overflow::LeastLoaded,
+        }
     }
 }
 
@@ -63,7 +67,7 @@ pub enum Overflow {
 }
 
 /// Why a replica was chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// It is the key's home.
     Home,

@@ -4,9 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::{
-    Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
-};
+use prometheus::{Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::fleet::{Replica, Snapshot, State};
 use crate::routing::Reason;
@@ -63,7 +61,8 @@ impl RetryCause {
 }
 
 impl UpstreamError {
-    fn label(self) -> &'static str {
+    /// The label in metrics and logs.
+    pub fn label(self) -> &'static str {
         match self {
             Self::Connect => "connect",
             Self::Broke => "broke",

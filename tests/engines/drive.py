@@ -1,6 +1,7 @@
 """Checks one running router, then measures the workload through it. `run` starts what is needed and calls this."""
 
 import argparse
+import collections
 import json
 import sys
 
@@ -16,31 +17,54 @@ def main():
     p.add_argument("--replica", action="append", required=True, metavar="NAME=URL")
     p.add_argument("--model", required=True)
     p.add_argument("--strategy", required=True)
-    p.add_argument("--results", required=True, help="file that gets one more JSON line")
+    p.add_argument("--results", required=True, help="file of JSON lines, one per strategy; gets one more")
     for name, default in (("prefixes", 12), ("uses", 8), ("clients", 4), ("seed", 1)):
         p.add_argument(f"--{name}", type=int, default=default)
     a = p.parse_args()
     fleet = Fleet(a.router, a.admin, dict(r.split("=", 1) for r in a.replica), a.model)
 
     def measure(_):
-        result = workload.run(fleet, a.strategy, a.prefixes, a.uses, a.clients, a.seed)
-        result |= {"model": a.model, "kv_tokens_per_replica": kv_tokens(fleet)}
+        result = workload.run(fleet, a.strategy, a.prefixes, a.uses, a.clients, a.seed) | engine_facts(fleet)
         with open(a.results, "a") as out:
             print(json.dumps(result), file=out)
-        return line(result)
+        return figures(result)
 
-    failed = checks.run(fleet, a.strategy)
-    failed += not checks.report(f"{a.strategy}: workload", measure, fleet)
-    failed += not checks.report(f"{a.strategy}: at rest after the workload", checks.check_at_rest, fleet)
-    sys.exit(failed > 0)
+    def more_reuse_than_random(_):
+        with open(a.results) as lines:
+            rate = {r["strategy"]: r["token_hit_rate"] for r in map(json.loads, lines)}
+        if "random" not in rate:
+            raise checks.Skip("random has not been measured before")
+        assert rate["prefix_aware"] > rate["random"], rate
+        return rate
+
+    todo = [*checks.of_fleet(a.strategy), ("workload", measure), ("at_rest_after_workload", checks.check_at_rest)]
+    if a.strategy == "prefix_aware":
+        todo.append(("more_reuse_than_random", more_reuse_than_random))
+    counts = collections.Counter(attempt(f"{a.strategy}: {name}", check, fleet) for name, check in todo)
+    print(f"{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped", flush=True)
+    sys.exit(counts["FAIL"] > 0)
 
 
-def kv_tokens(fleet):
-    labels = next(fleet.samples(next(iter(fleet.replicas.values())), "vllm:cache_config_info"))[0]
-    return int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+def attempt(title, check, fleet):
+    """Runs one check and prints how it went, in one line."""
+    try:
+        word, detail = "ok", check(fleet)
+    except checks.Skip as skip:
+        word, detail = "skip", skip
+    except Exception as error:  # whatever broke, the other checks still run
+        word, detail = "FAIL", f"{type(error).__name__}: {error}"
+    print(f"{word:4} {title}: {detail}", flush=True)
+    return word
 
 
-def line(r):
+def engine_facts(fleet):
+    url = next(iter(fleet.replicas.values()))
+    cache = next(fleet.samples(url, "vllm:cache_config_info"))[0]
+    version = fleet.http.get(f"{url}/version").json()["version"]
+    return {"model": fleet.model, "vllm": version, "kv_tokens": int(cache["num_gpu_blocks"]) * int(cache["block_size"])}
+
+
+def figures(r):
     share = " ".join(f"{name} {part:.0%}" for name, part in r["share"].items())
     return (
         f"TTFT p50 {r['ttft_ms']['p50']:.0f} p90 {r['ttft_ms']['p90']:.0f} ms, "

@@ -3,6 +3,7 @@
 Every function answers 100 (cudaErrorNoDevice), so torch sees "no device".
 usage: make_cuda_stubs.py TORCH_LIB_DIR      (needs gcc, nm, readelf)
 """
+
 import collections
 import pathlib
 import re
@@ -40,10 +41,10 @@ for so in sorted(lib.glob("*.so*")):
 need |= {f for f in syms}
 for so in sorted(need):
     if (lib / so).exists() and not (lib / (so + ".is-stub")).exists():
-        continue                       # a real one is there
+        continue  # a real one is there
     by_ver = {v: set(s) for v, s in syms[so].items()}
     names = set().union(*by_ver.values()) if by_ver else set()
-    if so.startswith("libcudart"):     # unversioned symbols resolve from any loaded library
+    if so.startswith("libcudart"):  # unversioned symbols resolve from any loaded library
         names |= plain
     c = ['static char z[4096] = "no device (stub)";']
     for n in sorted(names):

@@ -76,7 +76,7 @@ def run(f, strategy, prefixes, uses, clients, seed):
         "query_tokens": int(queries),
         "hit_tokens": int(hits),
         "share": {replica: round(share[replica] / len(done), 3) for replica in f.replicas},
-        "overflow": sum(count for (_, reason), count in choices.items() if "overflow" in reason),
+        "overflow": sum(count for (_, reason), count in choices.items() if reason == "overflow"),
         "choices": {f"{replica} {reason}": count for (replica, reason), count in sorted(choices.items())},
     }
 

@@ -1,0 +1,161 @@
+//! The composition root: builds every part, starts every long-lived task, and stops them in order.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+use crate::admin::Admin;
+use crate::config::Config;
+use crate::fleet::{Fleet, State};
+use crate::live::LiveFleet;
+use crate::proxy::{Parties, Proxy};
+use crate::routing::Router;
+use crate::telemetry::{self, Metrics};
+use crate::upstream::Upstream;
+use crate::{probe, server};
+
+/// Connections to the admin port at one time.
+const ADMIN_CONNECTIONS: usize = 256;
+
+/// `serve`: runs until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
+pub fn run(config: Config) -> Result<()> {
+    let _log = telemetry::start(&config.telemetry);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if config.server.worker_threads > 0 {
+        runtime.worker_threads(config.server.worker_threads);
+    }
+    let runtime = runtime.enable_all().build().context("cannot start the threads that serve")?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        let mut running = start(config).await?;
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM: draining"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: draining"),
+        }
+        running.drain();
+        tokio::select! {
+            () = running.stopped() => tracing::info!("stopped"),
+            _ = terminate.recv() => tracing::warn!("second SIGTERM: stopped at once"),
+            _ = interrupt.recv() => tracing::warn!("second SIGINT: stopped at once"),
+        }
+        Ok(())
+    })
+}
+
+/// A router at work. Dropping it stops everything at once.
+pub struct Running {
+    /// Where clients connect.
+    pub traffic: SocketAddr,
+    /// Where metrics are.
+    pub admin: SocketAddr,
+    drain: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+    /// Probes and the admin port, which work until the last request has ended.
+    _tasks: JoinSet<()>,
+}
+
+impl Running {
+    /// Turns not ready and ends requests in good order, within the drain timeout.
+    pub fn drain(&self) {
+        self.drain.send_replace(true);
+    }
+
+    /// Resolves when the last request has ended, or has been cut off.
+    pub async fn stopped(&mut self) {
+        // It is over as well where serving panicked.
+        let _ = (&mut self.serving).await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Builds the router that `config` describes and starts it. Resolves when both ports take connections; whether a replica is up is another
+/// matter, and said in the log.
+pub async fn start(config: Config) -> Result<Running> {
+    let (traffic_listener, traffic) = bind(config.listen, "listen").await?;
+    let (admin_listener, admin) = bind(config.admin, "admin").await?;
+
+    let fleet = LiveFleet::new(Fleet::new(config.replicas, config.health.clone(), config.key.hash_seed));
+    let replicas = fleet.snapshot().replicas().to_vec();
+    let metrics = Metrics::new(&replicas).context("cannot set up metrics")?;
+    let (drain, draining) = watch::channel(false);
+    let mut tasks = JoinSet::new();
+
+    let mut upstreams = Vec::with_capacity(replicas.len());
+    for replica in &replicas {
+        let upstream = Upstream::new(Arc::clone(replica), config.upstream.clone())
+            .with_context(|| format!("cannot send requests to replica {}", replica.name()))?;
+        tasks.spawn(probe::run(Arc::clone(&upstream), Arc::clone(&fleet), config.health.clone()));
+        upstreams.push(upstream);
+    }
+    tasks.spawn(announce(Arc::clone(&fleet), config.health.timeout));
+
+    let admin_routes = Admin { metrics: Arc::clone(&metrics), fleet: Arc::clone(&fleet), draining: draining.clone() }.routes();
+    let admin_settings = server::Settings { max_connections: ADMIN_CONNECTIONS, ..config.server.clone() };
+    tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, std::future::pending()));
+
+    let router = Router::new(&config.routing);
+    let parties = Parties { fleet, upstreams, router, metrics, draining: draining.clone(), admin };
+    let routes = Proxy::new(config.proxy, config.key, parties).routes();
+    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining));
+
+    tracing::info!(%traffic, %admin, replicas = replicas.len(), "listening on {traffic}, metrics on {admin}, {} replicas", replicas.len());
+    Ok(Running { traffic, admin, drain, serving, _tasks: tasks })
+}
+
+async fn serve_until_drained(listener: TcpListener, routes: axum::Router, settings: server::Settings, mut draining: watch::Receiver<bool>) {
+    let limit = settings.drain_timeout;
+    let mut told = draining.clone();
+    let stop = async move {
+        // The sender lives as long as the router; without it, stopping is right as well.
+        let _ = told.wait_for(|draining| *draining).await;
+    };
+    let serving = server::serve(listener, routes, settings, stop);
+    tokio::pin!(serving);
+    tokio::select! {
+        () = &mut serving => return,
+        _ = draining.wait_for(|draining| *draining) => {}
+    }
+    if timeout(limit, serving).await.is_err() {
+        tracing::warn!("requests still in flight after {limit:?} (drain_timeout) were cut off");
+    }
+}
+
+/// Says once how many replicas are up, when each has had its first check.
+async fn announce(fleet: Arc<LiveFleet>, limit: Duration) {
+    let mut changes = fleet.changes();
+    let known = async {
+        while fleet.snapshot().replicas().iter().any(|replica| fleet.snapshot().state(replica) == State::Unknown) {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    // A check that hangs is over after its own timeout, and a little later is soon enough.
+    let _ = timeout(limit * 2, known).await;
+    let snapshot = fleet.snapshot();
+    let up = snapshot.replicas().iter().filter(|replica| snapshot.state(replica) == State::Up).count();
+    let all = snapshot.replicas().len();
+    match up {
+        0 => tracing::warn!("none of {all} replicas is up; requests are tried nevertheless, and checks go on"),
+        _ => tracing::info!("{up} of {all} replicas are up"),
+    }
+}
+
+async fn bind(address: SocketAddr, key: &str) -> Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ({key})"))?;
+    let bound = listener.local_addr().with_context(|| format!("cannot tell the address of {address} ({key})"))?;
+    Ok((listener, bound))
+}

@@ -1,0 +1,197 @@
+//! The command line: `serve`, `check`, `healthcheck`, one function each, and what their exit codes mean.
+//!
+//! 0: as asked. 1: it did not work out. 2: the command line or the configuration is wrong. It has no rule about any
+//! setting; flags are handed to [`config`] as texts, like variables.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{self, Flag, Sources, help};
+use crate::{app, healthcheck};
+
+/// Runs the process's command line.
+pub fn main() -> ExitCode {
+    match Cli::try_parse() {
+        Ok(cli) => match cli.command {
+            Command::Serve(flags) => serve(flags),
+            Command::Check(flags) => check(flags),
+            Command::Healthcheck { url, flags } => healthcheck(url, flags),
+        },
+        Err(error) => {
+            // `--help` and `--version` come here as well, with code 0. If even this cannot be written, the code says it.
+            let _ = error.print();
+            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_USE))
+        }
+    }
+}
+
+/// The work failed.
+const FAILED: u8 = 1;
+/// The command line or the configuration is wrong.
+const WRONG_USE: u8 = 2;
+
+/// Routes LLM requests so that prompts that begin alike reach the same vLLM replica.
+#[derive(Debug, Parser)]
+#[command(name = "prefix-router", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve clients until SIGTERM.
+    Serve(ConfigFlags),
+    /// Check the configuration, and print what is in force.
+    Check(ConfigFlags),
+    /// Ask a running router whether it is ready; for containers. Exit code 0 if it is.
+    Healthcheck {
+        /// What to ask; without it, /ready at the admin address of the configuration.
+        #[arg(long, value_name = "URL")]
+        url: Option<String>,
+        #[command(flatten)]
+        flags: ConfigFlags,
+    },
+}
+
+/// The settings one changes most. Every key of the file is also a variable, `prefix_length` as
+/// PREFIX_ROUTER_PREFIX_LENGTH. A flag wins over the variable, the variable over the file.
+#[derive(Args, Debug, Default)]
+struct ConfigFlags {
+    /// YAML file with settings; also named by PREFIX_ROUTER_CONFIG.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[arg(long, value_name = "ADDRESS", help = help("listen"))]
+    listen: Option<String>,
+    #[arg(long, value_name = "ADDRESS", help = help("admin"))]
+    admin: Option<String>,
+    /// A replica, as URL or `URL;weight=2;name=a`; repeatable. These take the place of the file's list.
+    #[arg(long, value_name = "URL")]
+    replica: Vec<String>,
+    #[arg(long, value_name = "NAME", help = help("strategy"))]
+    strategy: Option<String>,
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help = help("prefix_length"))]
+    prefix_length: Option<String>,
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help = help("concurrency_threshold"))]
+    concurrency_threshold: Option<String>,
+    #[arg(long, value_name = "NAME", help = help("overflow"))]
+    overflow: Option<String>,
+    #[arg(long, value_name = "LEVEL", help = help("log_level"))]
+    log_level: Option<String>,
+    #[arg(long, value_name = "FORMAT", help = help("log_format"))]
+    log_format: Option<String>,
+    #[arg(long, value_name = "TIME", help = help("drain_timeout"))]
+    drain_timeout: Option<String>,
+}
+
+impl ConfigFlags {
+    /// All sources of settings, the environment being that of the process.
+    fn sources(self) -> Sources {
+        let one = |name, key, value: Option<String>| value.map(|value| Flag { name, key, values: vec![value] });
+        let replicas = (!self.replica.is_empty()).then_some(Flag { name: "--replica", key: "replicas", values: self.replica });
+        let flags = [
+            one("--listen", "listen", self.listen),
+            one("--admin", "admin", self.admin),
+            replicas,
+            one("--strategy", "strategy", self.strategy),
+            one("--prefix-length", "prefix_length", self.prefix_length),
+            one("--concurrency-threshold", "concurrency_threshold", self.concurrency_threshold),
+            one("--overflow", "overflow", self.overflow),
+            one("--log-level", "log_level", self.log_level),
+            one("--log-format", "log_format", self.log_format),
+            one("--drain-timeout", "drain_timeout", self.drain_timeout),
+        ];
+        Sources { file: self.config, environment: std::env::vars_os().collect(), flags: flags.into_iter().flatten().collect() }
+    }
+}
+
+fn serve(flags: ConfigFlags) -> ExitCode {
+    let config = match config::load(flags.sources()) {
+        Ok(config) => config,
+        Err(errors) => return complain(WRONG_USE, errors),
+    };
+    match app::run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        // `{:#}` is the whole chain of causes.
+        Err(error) => complain(FAILED, format_args!("error: {error:#}")),
+    }
+}
+
+fn check(flags: ConfigFlags) -> ExitCode {
+    match config::load(flags.sources()) {
+        Ok(config) => match std::io::stdout().write_all(config.render().as_bytes()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => complain(FAILED, format_args!("error: cannot print the configuration: {error}")),
+        },
+        Err(errors) => complain(WRONG_USE, errors),
+    }
+}
+
+fn healthcheck(url: Option<String>, flags: ConfigFlags) -> ExitCode {
+    let url = match url {
+        Some(url) => url,
+        None => match config::load_settings(flags.sources()) {
+            // A port that the router chose by itself is not in any configuration.
+            Ok(config) if config.admin.port() == 0 => return complain(FAILED, "admin has port 0; give --url"),
+            Ok(config) => healthcheck::ready_url(config.admin),
+            Err(errors) => return complain(FAILED, errors),
+        },
+    };
+    match healthcheck::ask(&url, healthcheck::PATIENCE) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => complain(FAILED, format_args!("{url}: {why}")),
+    }
+}
+
+/// Says `what` on stderr. Not by `eprintln!`, which panics where stderr is closed.
+fn complain(code: u8, what: impl std::fmt::Display) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "{what}");
+    ExitCode::from(code)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may fail by panicking")]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from([&["prefix-router"], args].concat())
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_sets_a_key_and_has_its_help() {
+        let line = "serve --listen a --admin b --replica c --replica d --strategy e --prefix-length -1 \
+                    --concurrency-threshold 0 --overflow g --log-level h --log-format i --drain-timeout j";
+        let Command::Serve(flags) = parse(&line.split_whitespace().collect::<Vec<_>>()).unwrap().command else {
+            panic!("not serve");
+        };
+        let flags = flags.sources().flags;
+        let serve = Cli::command().find_subcommand("serve").unwrap().clone();
+        for argument in serve.get_arguments().filter(|argument| !["config", "help"].contains(&argument.get_id().as_str())) {
+            assert!(argument.get_help().is_some_and(|help| !help.to_string().is_empty()), "{argument}");
+        }
+        let sources = Sources { flags: flags.clone(), ..Sources::default() };
+        let errors = config::load(sources).unwrap_err().to_string();
+        for flag in &flags {
+            assert!(errors.contains(&format!("{}: ", flag.name)), "{} is not read:\n{errors}", flag.name);
+        }
+        assert!(errors.contains("--prefix-length: -1 is out of range; allowed: 1024 to 65536"), "{errors}");
+    }
+
+    #[test]
+    fn wrong_use_is_refused() {
+        for args in [&["serve", "--prefix-lenght", "4096"][..], &["run"], &[], &["check", "file.yaml"]] {
+            assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args:?}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The table of all settings: each is described once, and file, environment, flags, `check` and the reference all
+//! read it here. It holds no rule that joins two settings; those are in [`super`].
+
+use std::time::Duration;
+
+use tracing::Level;
+
+use super::Config;
+use super::errors::Report;
+use super::kinds::{Field, Kind, is_path};
+use super::words::{self, Word};
+use super::yaml::Node;
+use crate::request::Includes;
+use crate::routing::{Overflow, StrategyName};
+use crate::telemetry::LogFormat;
+use crate::units::{ConcurrencyThreshold, PrefixLength};
+
+/// One setting.
+pub(super) struct Key {
+    /// Its name in a file; upper case after `PREFIX_ROUTER_`, that of its variable.
+    pub(super) name: &'static str,
+    /// What it means, in one line.
+    pub(super) meaning: &'static str,
+    /// Its default, as a file would say it. A test holds it against [`Config::default`].
+    pub(super) default: &'static str,
+    /// What it takes.
+    pub(super) kind: Kind,
+}
+
+/// The setting of that name.
+pub(super) fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+impl Key {
+    /// Takes a value from any source into `config`; what is wrong goes to `report`.
+    pub(super) fn set(&self, config: &mut Config, node: &Node, report: &mut Report<'_>) {
+        self.kind.set(config, node, report);
+    }
+
+    /// The line (for replicas: lines) of a file that would set it to its value in `config`.
+    pub(super) fn print(&self, config: &Config) -> String {
+        format!("{}:{}", self.name, self.kind.print(config))
+    }
+}
+
+const MAX_TIME: Duration = Duration::from_secs(24 * 3_600);
+const NO_TIME: Duration = Duration::ZERO;
+const MINUTE: Duration = Duration::from_secs(60);
+
+const fn key(name: &'static str, meaning: &'static str, default: &'static str, kind: Kind) -> Key {
+    Key { name, meaning, default, kind }
+}
+
+/// A field of [`Config`], as its kind reads and writes it. `at!(a.b)` is that field; `as` goes through the `u64` of whole
+/// numbers, whose range keeps the way back from losing anything.
+macro_rules! at {
+    ($($field:ident).+) => { Field { get: |c| c.$($field).+, set: |c, v| c.$($field).+ = v } };
+    (clone $($field:ident).+) => { Field { get: |c| c.$($field).+.clone(), set: |c, v| c.$($field).+ = v } };
+    ($($field:ident).+ as $int:ty) => { Field { get: |c| c.$($field).+ as u64, set: |c, v| c.$($field).+ = v as $int } };
+    (bounded $($field:ident).+: $bounded:ty) => {
+        Field { get: |c| c.$($field).+.get(), set: |c, v| c.$($field).+ = <$bounded>::clamped(v) }
+    };
+}
+
+/// A field whose type is a [`Word`].
+macro_rules! word {
+    ($($field:ident).+: $word:ty) => {
+        Kind::Word {
+            words: words::list::<$word>,
+            get: |c| c.$($field).+.word(),
+            set: |c, text| words::find(text).map(|value| c.$($field).+ = value).is_some(),
+        }
+    };
+}
+
+/// All settings, in the order of `config/reference.yaml`.
+pub(super) static KEYS: &[Key] = &[
+    // Where it listens, and for how many.
+    key("listen", "Where clients connect; port 0 takes a free one.", "127.0.0.1:8080", Kind::Address(at!(listen))),
+    key("admin", "Where /metrics, /live and /ready are served; not for the outside.", "127.0.0.1:8081", Kind::Address(at!(admin))),
+    key(
+        "max_connections",
+        "Connections from clients at one time; further ones wait to be accepted.",
+        "16384",
+        Kind::Number(1..=1_000_000, at!(server.max_connections as usize)),
+    ),
+    key("worker_threads", "Threads that serve; 0 means one per core.", "0", Kind::Number(0..=1_024, at!(server.worker_threads as usize))),
+    // The replicas.
+    key("replicas", "The engine servers: a list of URLs, or of maps with url, name, weight and models.", "[]", Kind::Replicas),
+    key(
+        "upstream_api_key",
+        "Sent to every replica as `Authorization: Bearer KEY`; without it the caller's own header passes.",
+        "~",
+        Kind::Secret,
+    ),
+    key("health_check_path", "What is asked of a replica to learn whether it is up.", "/health", Kind::Path(at!(clone health.path))),
+    key(
+        "health_check_interval",
+        "Time between two checks of one replica.",
+        "1s",
+        Kind::Time(Duration::from_millis(100)..=MINUTE, at!(health.interval)),
+    ),
+    key(
+        "health_check_timeout",
+        "A check that has no answer after this time has failed.",
+        "2s",
+        Kind::Time(Duration::from_millis(10)..=MINUTE, at!(health.timeout)),
+    ),
+    key("health_check_rise", "So many good checks in a row bring a replica up.", "2", Kind::Number(1..=100, at!(health.rise as u32))),
+    key("health_check_fall", "So many failed checks in a row take a replica down.", "3", Kind::Number(1..=100, at!(health.fall as u32))),
+    key(
+        "eject_time",
+        "A replica that refused a connection gets no requests for at least this time.",
+        "1s",
+        Kind::Time(NO_TIME..=MINUTE, at!(health.eject_time)),
+    ),
+    // The choice.
+    key("strategy", "How a replica is chosen for a request.", "prefix_aware", word!(routing.strategy: StrategyName)),
+    key(
+        "prefix_length",
+        "How many characters of a prompt make its key (bytes on /invocations).",
+        "4096",
+        Kind::Number(PrefixLength::MIN..=PrefixLength::MAX, at!(bounded key.prefix_length: PrefixLength)),
+    ),
+    key(
+        "concurrency_threshold",
+        "From so many outstanding requests on a home's further requests overflow.",
+        "64",
+        Kind::Number(
+            ConcurrencyThreshold::MIN..=ConcurrencyThreshold::MAX,
+            at!(bounded routing.concurrency_threshold: ConcurrencyThreshold),
+        ),
+    ),
+    key(
+        "overflow",
+        "Who takes what overflows: the least loaded of all, or the less loaded of the key's 2nd and 3rd choice.",
+        "least_loaded",
+        word!(routing.overflow: Overflow),
+    ),
+    key(
+        "prefix_includes",
+        "What belongs to the key besides text: tool definitions, digests of images and other media.",
+        "[]",
+        Kind::List {
+            allowed: "a list of tools, media",
+            good: |text| ["tools", "media"].contains(&text),
+            field: Field { get: includes, set: set_includes },
+        },
+    ),
+    key(
+        "hash_seed",
+        "Seeds the key and the ring; routers before the same replicas need the same one.",
+        "0",
+        Kind::Number(0..=u64::MAX, Field { get: |c| c.key.hash_seed, set: |c, v| c.key.hash_seed = v }),
+    ),
+    // The request path.
+    key(
+        "response_headers",
+        "Whether responses name replica and reason (x-prefix-router-replica, x-prefix-router-reason).",
+        "true",
+        Kind::Switch(at!(proxy.response_headers)),
+    ),
+    key(
+        "expose_paths",
+        "Paths that clients may reach besides the inference API.",
+        "[]",
+        Kind::List {
+            allowed: "a list of paths that begin with / and may end in *",
+            good: |text| {
+                let fixed = text.strip_suffix('*').unwrap_or(text);
+                is_path(fixed) && !fixed.contains(['*', '?'])
+            },
+            field: at!(clone proxy.expose_paths),
+        },
+    ),
+    key("retries", "Further tries of a request whose answer has not begun.", "2", Kind::Number(0..=10, at!(proxy.retries as u32))),
+    key(
+        "retry_budget_percent",
+        "Retries allowed, in percent of requests.",
+        "20",
+        Kind::Number(0..=100, at!(proxy.retry_budget_percent as u32)),
+    ),
+    key(
+        "retry_budget_floor",
+        "Retries per second that are allowed in any case.",
+        "3",
+        Kind::Number(0..=1_000, at!(proxy.retry_budget_floor as u32)),
+    ),
+    key("replay_buffer", "A larger request body is not tried again.", "16MiB", Kind::Size(0..=1 << 30, at!(proxy.replay_buffer))),
+    key("max_body", "A larger request body is refused with 413.", "64MiB", Kind::Size(1 << 10..=4 << 30, at!(proxy.max_body))),
+    key(
+        "max_header_bytes",
+        "A larger request head is refused with 431.",
+        "64KiB",
+        Kind::Size(1 << 10..=256 << 10, at!(proxy.max_header_bytes)),
+    ),
+    key(
+        "header_timeout",
+        "Time for a request's head to arrive, and so how long an idle client connection is kept; 0s means none.",
+        "75s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(server.header_timeout)),
+    ),
+    key(
+        "body_timeout",
+        "Time between two pieces of a request's body; 0s means none.",
+        "30s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(proxy.body_timeout)),
+    ),
+    key(
+        "connect_timeout",
+        "Time to connect to a replica; 0s means none.",
+        "1s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(upstream.connect_timeout)),
+    ),
+    key(
+        "first_byte_timeout",
+        "Time for a response's first byte to arrive; 0s means none.",
+        "600s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(proxy.first_byte_timeout)),
+    ),
+    key(
+        "idle_timeout",
+        "Time between two pieces of a response's body; 0s means none.",
+        "300s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(proxy.idle_timeout)),
+    ),
+    key(
+        "hold_head",
+        "How long a response's head waits for its first byte, so that another replica can still be tried; 0s: not at all.",
+        "30s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(proxy.hold_head)),
+    ),
+    key(
+        "pool_idle_timeout",
+        "How long an idle connection to a replica is kept; uvicorn closes its side at 5 s.",
+        "4s",
+        Kind::Time(NO_TIME..=Duration::from_millis(4_900), at!(upstream.pool_idle_timeout)),
+    ),
+    key("pool_max_idle", "Idle connections kept per replica.", "1024", Kind::Number(0..=65_536, at!(upstream.pool_max_idle as usize))),
+    // The end, and what is written meanwhile.
+    key(
+        "drain_timeout",
+        "How long running requests may take after SIGTERM.",
+        "30s",
+        Kind::Time(NO_TIME..=Duration::from_secs(3_600), at!(server.drain_timeout)),
+    ),
+    key("log_level", "What is logged.", "info", word!(telemetry.level: Level)),
+    key("log_format", "How it is logged.", "text", word!(telemetry.format: LogFormat)),
+    key(
+        "access_log",
+        "Whether each request is logged, in one line without any of its text.",
+        "true",
+        Kind::Switch(at!(telemetry.access_log)),
+    ),
+];
+
+fn includes(config: &Config) -> Vec<String> {
+    let Includes { tools, media } = config.key.includes;
+    [("tools", tools), ("media", media)].iter().filter(|(_, on)| *on).map(|(name, _)| (*name).to_owned()).collect()
+}
+
+fn set_includes(config: &mut Config, names: Vec<String>) {
+    let has = |name: &str| names.iter().any(|other| other == name);
+    config.key.includes = Includes { tools: has("tools"), media: has("media") };
+}

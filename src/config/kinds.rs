@@ -1,0 +1,197 @@
+//! The kinds of settings: how a value of each is read, printed, and described to someone who got it wrong.
+//!
+//! It names no key: [`super::keys`] says which key is of which kind.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::errors::{Report, shown};
+use super::yaml::{Node, Shape};
+use super::{Config, quantity, replicas};
+use crate::units::Secret;
+
+/// What a setting takes, and where in [`Config`] it is kept.
+pub(super) enum Kind {
+    /// Where to listen.
+    Address(Field<SocketAddr>),
+    /// A whole number.
+    Number(RangeInclusive<u64>, Field<u64>),
+    /// A size in bytes.
+    Size(RangeInclusive<u64>, Field<usize>),
+    /// A time.
+    Time(RangeInclusive<Duration>, Field<Duration>),
+    /// `true` or `false`.
+    Switch(Field<bool>),
+    /// One of a few words; `set` says whether it knows the word.
+    Word { words: fn() -> String, get: fn(&Config) -> &'static str, set: fn(&mut Config, &str) -> bool },
+    /// A path.
+    Path(Field<String>),
+    /// A list of texts, each of which passes `good`.
+    List { allowed: &'static str, good: fn(&str) -> bool, field: Field<Vec<String>> },
+    /// The replicas.
+    Replicas,
+    /// `upstream_api_key`. Neither printed nor shown in an error.
+    Secret,
+}
+
+/// A place in [`Config`].
+pub(super) struct Field<T: 'static> {
+    pub(super) get: fn(&Config) -> T,
+    pub(super) set: fn(&mut Config, T),
+}
+
+/// How a kind refuses a text: what is wrong with it.
+type Refusal = &'static str;
+
+impl Kind {
+    /// What is allowed, for errors and for the reference.
+    pub(super) fn allowed(&self) -> String {
+        match self {
+            Kind::Address(_) => "IP:PORT, :PORT for all IPv4 addresses, or localhost:PORT".to_owned(),
+            Kind::Number(range, _) => format!("{} to {}", range.start(), range.end()),
+            Kind::Size(range, _) => {
+                format!("{} to {}", quantity::print_size(*range.start()), quantity::print_size(*range.end()))
+            }
+            Kind::Time(range, _) => {
+                format!("{} to {}", quantity::print_time(*range.start()), quantity::print_time(*range.end()))
+            }
+            Kind::Switch(_) => "true, false".to_owned(),
+            Kind::Word { words, .. } => words(),
+            Kind::Path(_) => "a path that begins with /".to_owned(),
+            Kind::List { allowed, .. } => (*allowed).to_owned(),
+            Kind::Replicas => replicas::ALLOWED.to_owned(),
+            Kind::Secret => "visible ASCII characters".to_owned(),
+        }
+    }
+
+    /// Takes a value from any source into `config`; what is wrong goes to `report`.
+    pub(super) fn set(&self, config: &mut Config, node: &Node, report: &mut Report<'_>) {
+        match (&node.shape, self) {
+            // Nothing is the default, which is there already; what was refused has been reported.
+            (Shape::Null | Shape::Refused, _) => {}
+            (Shape::List(items), Kind::List { .. } | Kind::Replicas) => self.set_items(config, items, report),
+            // As in the environment: one text, with commas between the items.
+            (Shape::Text(text), Kind::List { .. } | Kind::Replicas) => {
+                let item = |item: &str| Node { line: node.line, shape: Shape::Text(item.trim().to_owned()) };
+                let items: Vec<Node> = if text.trim().is_empty() { Vec::new() } else { text.split(',').map(item).collect() };
+                self.set_items(config, &items, report);
+            }
+            (Shape::Text(text), _) => {
+                if let Err(why) = self.set_text(config, text) {
+                    let text = if matches!(self, Kind::Secret) { "the value".to_owned() } else { shown(text) };
+                    report.add(node.line, format!("{text} {why}; allowed: {}", self.allowed()));
+                }
+            }
+            _ => report.add(node.line, format!("{} is not allowed here; allowed: {}", node.sort(), self.allowed())),
+        }
+    }
+
+    fn set_text(&self, config: &mut Config, text: &str) -> Result<(), Refusal> {
+        match self {
+            Kind::Address(field) => (field.set)(config, quantity::address(text).ok_or("is not an address with a port")?),
+            Kind::Number(range, field) => {
+                (field.set)(config, quantity::in_range(quantity::whole(text), "is not a whole number", range.clone())?);
+            }
+            Kind::Size(range, field) => {
+                let refusal = "is not a size in B, KiB, MiB, GiB, kB, MB or GB";
+                let bytes = quantity::in_range(quantity::size(text), refusal, range.clone())?;
+                (field.set)(config, usize::try_from(bytes).map_err(|_| "is too large for this machine")?);
+            }
+            Kind::Time(range, field) => {
+                let time = quantity::time(text)?;
+                if !range.contains(&time) {
+                    return Err("is out of range");
+                }
+                (field.set)(config, time);
+            }
+            Kind::Switch(field) => match text {
+                "true" | "True" | "TRUE" => (field.set)(config, true),
+                "false" | "False" | "FALSE" => (field.set)(config, false),
+                _ => return Err("is neither true nor false"),
+            },
+            Kind::Word { set, .. } => {
+                if !set(config, text) {
+                    return Err("is not known here");
+                }
+            }
+            Kind::Path(field) => {
+                if !is_path(text) {
+                    return Err("is not a path");
+                }
+                (field.set)(config, text.to_owned());
+            }
+            Kind::Secret => {
+                // It becomes part of a header; a line end at its end is the usual accident.
+                if text.is_empty() {
+                    return Err("is empty");
+                }
+                if !text.bytes().all(|b| b.is_ascii_graphic()) {
+                    return Err("holds a space, a line end or another character that cannot be sent");
+                }
+                config.upstream.api_key = Some(Secret::new(text.to_owned()));
+            }
+            Kind::List { .. } | Kind::Replicas => return Err("is not a list"),
+        }
+        Ok(())
+    }
+
+    fn set_items(&self, config: &mut Config, items: &[Node], report: &mut Report<'_>) {
+        match self {
+            Kind::Replicas => config.replicas = replicas::read(items, report),
+            Kind::List { good, field, .. } => {
+                let mut texts = Vec::new();
+                for item in items {
+                    match &item.shape {
+                        Shape::Refused => {}
+                        Shape::Text(text) if good(text) => texts.push(text.clone()),
+                        other => {
+                            let text = if let Shape::Text(text) = other { shown(text) } else { item.sort().to_owned() };
+                            report.add(item.line, format!("{text} is not allowed here; allowed: {}", self.allowed()));
+                        }
+                    }
+                }
+                (field.set)(config, texts);
+            }
+            _ => {}
+        }
+    }
+
+    /// The value in `config`, as YAML that reads back to it, ready to follow the key and its colon.
+    pub(super) fn print(&self, config: &Config) -> String {
+        match self {
+            Kind::Address(field) => format!(" {}", quoted(&(field.get)(config).to_string())),
+            Kind::Number(_, field) => format!(" {}", (field.get)(config)),
+            Kind::Size(_, field) => format!(" {}", quantity::print_size((field.get)(config) as u64)),
+            Kind::Time(_, field) => format!(" {}", quantity::print_time((field.get)(config))),
+            Kind::Switch(field) => format!(" {}", (field.get)(config)),
+            Kind::Word { get, .. } => format!(" {}", get(config)),
+            Kind::Path(field) => format!(" {}", quoted(&(field.get)(config))),
+            Kind::List { field, .. } => {
+                let items: Vec<String> = (field.get)(config).iter().map(|item| quoted(item)).collect();
+                format!(" [{}]", items.join(", "))
+            }
+            Kind::Replicas if config.replicas.is_empty() => " []".to_owned(),
+            Kind::Replicas => config.replicas.iter().map(|replica| format!("\n  - {}", replicas::print(replica, quoted))).collect(),
+            Kind::Secret if config.upstream.api_key.is_some() => " ~ # set, and hidden here".to_owned(),
+            Kind::Secret => " ~".to_owned(),
+        }
+    }
+}
+
+/// Whether `text` can be the path of a request.
+pub(super) fn is_path(text: &str) -> bool {
+    text.starts_with('/') && text.bytes().all(|b| b.is_ascii_graphic() && b != b'#')
+}
+
+/// `text` as a YAML scalar that every reader takes as that text.
+fn quoted(text: &str) -> String {
+    let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '/');
+    let plain = begins
+        && !text.ends_with(':')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "/_-.:*".contains(c))
+        // Not a number (1, 1e3, 0x1, 12:30 of YAML 1.1) and not a word of YAML's own.
+        && (text.contains('/') || text.matches('.').count() > 2 || text.starts_with(|c: char| c.is_ascii_alphabetic()))
+        && !["null", "true", "false", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
+    if plain { text.to_owned() } else { format!("'{}'", text.replace('\'', "''")) }
+}

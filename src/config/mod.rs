@@ -1,0 +1,193 @@
+//! `Config`: every setting of the router, composed from the modules that the settings belong to.
+//!
+//! A setting is a flag, else a variable `PREFIX_ROUTER_…`, else in the file, else at its default. [`load`] reads all
+//! sources and reports everything that is wrong in all of them at once. It starts nothing and contacts nobody.
+
+mod environment;
+mod errors;
+mod file;
+mod keys;
+mod kinds;
+mod quantity;
+mod replicas;
+mod sagemaker;
+#[cfg(test)]
+mod tests;
+mod words;
+mod yaml;
+
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use crate::{fleet, proxy, request, routing, server, telemetry, upstream};
+pub use errors::ConfigErrors;
+use errors::{Origin, Report};
+use yaml::Node;
+
+/// Everything that `serve` needs to know, validated. Built by [`load`]; `Config::default()` has every key at its default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where clients connect. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where `/metrics`, `/live` and `/ready` are served.
+    pub admin: SocketAddr,
+    /// The replicas, in the order written; identities are distinct.
+    pub replicas: Vec<fleet::ReplicaSpec>,
+    /// What makes the key.
+    pub key: request::Settings,
+    /// How a replica is chosen.
+    pub routing: routing::Settings,
+    /// When a replica counts as up.
+    pub health: fleet::health::Settings,
+    /// The request path: retries, timeouts, limits.
+    pub proxy: proxy::Settings,
+    /// Connections to replicas.
+    pub upstream: upstream::Settings,
+    /// Connections from clients, and how they end.
+    pub server: server::Settings,
+    /// Logs.
+    pub telemetry: telemetry::Settings,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        // Loopback: what is open to a network is opened by whoever runs it.
+        let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        Self {
+            listen: loopback(8080),
+            admin: loopback(8081),
+            replicas: Vec::new(),
+            key: request::Settings::default(),
+            routing: routing::Settings::default(),
+            health: fleet::health::Settings::default(),
+            proxy: proxy::Settings::default(),
+            upstream: upstream::Settings::default(),
+            server: server::Settings::default(),
+            telemetry: telemetry::Settings::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The effective configuration as YAML with every key. It reads back to the same configuration, but for the
+    /// upstream API key, which it does not show.
+    pub fn render(&self) -> String {
+        keys::KEYS.iter().map(|key| key.print(self) + "\n").collect()
+    }
+}
+
+/// Where settings come from. The environment is a list, so that whoever loads decides which one it is. Not
+/// `Debug`: it may hold keys.
+#[derive(Clone, Default)]
+pub struct Sources {
+    /// The file named on the command line; else `PREFIX_ROUTER_CONFIG` may name one.
+    pub file: Option<PathBuf>,
+    /// The environment. Variables other than `PREFIX_ROUTER_…` are ignored.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The flags given.
+    pub flags: Vec<Flag>,
+}
+
+/// A flag of the command line.
+#[derive(Clone)]
+pub struct Flag {
+    /// As typed, `--prefix-length`.
+    pub name: &'static str,
+    /// The key that it sets, `prefix_length`.
+    pub key: &'static str,
+    /// Its value; several only where the key is a list.
+    pub values: Vec<String>,
+}
+
+/// The configuration for serving: that of [`load_settings`], with at least one replica.
+pub fn load(sources: Sources) -> Result<Config, ConfigErrors> {
+    let mut loader = Loader::default();
+    loader.read(sources);
+    if loader.config.replicas.is_empty() && !loader.unread && !loader.errors.concern("replicas") {
+        let problem = "none is given; allowed: at least one, by --replica URL, PREFIX_ROUTER_REPLICAS=URL,URL or \
+                       `replicas: [URL]` in the file";
+        Report::new(&Origin::Nowhere, "replicas", &mut loader.errors).add(0, problem);
+    }
+    loader.finish()
+}
+
+/// The configuration for a look at it: replicas are not needed.
+pub fn load_settings(sources: Sources) -> Result<Config, ConfigErrors> {
+    let mut loader = Loader::default();
+    loader.read(sources);
+    loader.finish()
+}
+
+/// The configuration in a text, called `name` in errors; replicas are not needed.
+pub fn load_str(yaml: &str, name: &str) -> Result<Config, ConfigErrors> {
+    let mut loader = Loader::default();
+    file::apply(yaml, name, &mut loader);
+    loader.finish()
+}
+
+/// What a key means, its default and what is allowed, for the help of a flag that sets it.
+pub fn help(key: &str) -> String {
+    keys::find(key).map_or_else(String::new, |key| {
+        format!("{} [default: {}; allowed: {}]", key.meaning.trim_end_matches('.'), key.default, key.kind.allowed())
+    })
+}
+
+/// A configuration on its way: sources are put over one another in the order file, environment, flags.
+#[derive(Default)]
+struct Loader {
+    config: Config,
+    errors: ConfigErrors,
+    /// Whether some of a file could not be read. What is missing may stand there.
+    unread: bool,
+    /// Where settings were written, the source in force last.
+    written: Vec<(&'static str, Origin, usize)>,
+}
+
+impl Loader {
+    fn read(&mut self, sources: Sources) {
+        let variables = environment::read(sources.environment, &mut self.errors);
+        let named = match sources.file {
+            Some(path) => Some((path, "--config")),
+            None => variables.file.map(|path| (path, environment::FILE)),
+        };
+        if let Some((path, named_by)) = named {
+            file::read(&path, named_by, self);
+        }
+        for (key, origin, text) in variables.settings {
+            self.set(key, &origin, &Node::text(text));
+        }
+        for Flag { name, key, values } in sources.flags {
+            let Some(key) = keys::find(key) else { continue };
+            // A repeated flag is a list, and a list in one text has commas.
+            self.set(key, &Origin::Flag(name), &Node::text(values.join(",")));
+        }
+    }
+
+    fn set(&mut self, key: &'static keys::Key, origin: &Origin, node: &Node) {
+        if !node.is_null() {
+            self.written.push((key.name, origin.clone(), node.line));
+        }
+        key.set(&mut self.config, node, &mut Report::new(origin, key.name, &mut self.errors));
+    }
+
+    /// Checks what joins several settings, then gives the configuration, or everything that is wrong.
+    fn finish(mut self) -> Result<Config, ConfigErrors> {
+        let Config { listen, admin, .. } = self.config;
+        // 0.0.0.0 holds a port on every address.
+        let overlap = listen.ip() == admin.ip() || listen.ip().is_unspecified() || admin.ip().is_unspecified();
+        let known = !self.errors.concern("listen") && !self.errors.concern("admin");
+        if known && overlap && listen.port() == admin.port() && admin.port() != 0 {
+            let place = |name: &str| self.written.iter().rev().find(|(key, ..)| *key == name);
+            let (key, other, origin, line) = match (place("admin"), place("listen")) {
+                (Some((key, origin, line)), _) => (*key, format!("listen is {listen}"), origin.clone(), *line),
+                (None, Some((key, origin, line))) => (*key, format!("admin is {admin}"), origin.clone(), *line),
+                (None, None) => ("admin", format!("listen is {listen}"), Origin::Nowhere, 0),
+            };
+            let own = if key == "admin" { admin } else { listen };
+            let problem = format!("{own} is taken, as {other}; allowed: another port, or 0 for a free one");
+            Report::new(&origin, key, &mut self.errors).add(line, problem);
+        }
+        self.errors.or(self.config)
+    }
+}

@@ -1,0 +1,107 @@
+//! What files may say, and what it comes to.
+
+use super::*;
+
+#[test]
+fn nothing_is_the_defaults() {
+    for yaml in ["", "\n", "# only a comment\n", "---\n", "~", "{}", "\u{feff}", "...\n", "retries: ~\nlisten:\nreplicas: null\n"] {
+        assert_eq!(load_str(yaml, "r.yaml").unwrap(), Config::default(), "{yaml:?}");
+    }
+}
+
+#[test]
+fn every_key_can_be_set() {
+    let yaml = "
+listen: ':9000'
+admin: localhost:9001
+max_connections: 1
+worker_threads: 3
+replicas:
+  - http://10.0.0.1:8000
+  - http://10.0.0.2;weight=2;name=b;models=x|y
+  - {url: 'HTTP://[fe80::1]:8000/', weight: \"3\", models: [org/model-1, 'm:2']}
+  - url: http://gpu_4
+    name: on
+    models: one
+upstream_api_key: sk-1
+health_check_path: /live?deep=1
+health_check_interval: 500ms
+health_check_timeout: 1s 500ms
+health_check_rise: 1
+health_check_fall: 5
+eject_time: 0
+strategy: round_robin
+prefix_length: 1024
+concurrency_threshold: 0x10
+overflow: next_choices
+prefix_includes: [media, tools]
+hash_seed: 18446744073709551615
+response_headers: False
+expose_paths: [/sleep, /debug/*]
+retries: 0
+retry_budget_percent: 100
+retry_budget_floor: 0
+replay_buffer: 1GiB
+max_body: 1 MiB
+max_header_bytes: 8192
+header_timeout: 1s
+body_timeout: 2s
+connect_timeout: 3s
+first_byte_timeout: 1h
+idle_timeout: 0
+hold_head: 0s
+pool_idle_timeout: 4900ms
+pool_max_idle: 0
+drain_timeout: 1m
+log_level: warn
+log_format: json
+access_log: false
+";
+    let config = load_str(yaml, "r.yaml").unwrap();
+    assert_eq!(config.listen.to_string(), "0.0.0.0:9000");
+    assert_eq!(config.admin.to_string(), "127.0.0.1:9001");
+    assert_eq!(
+        config.replicas,
+        [
+            replica("10.0.0.1:8000", "10.0.0.1:8000", 1, &[]),
+            replica("b", "10.0.0.2:80", 2, &["x", "y"]),
+            replica("[fe80::1]:8000", "[fe80::1]:8000", 3, &["org/model-1", "m:2"]),
+            replica("on", "gpu_4:80", 1, &["one"]),
+        ]
+    );
+    assert_eq!(config.upstream.api_key, Some(crate::units::Secret::new("sk-1".to_owned())));
+    assert_eq!(config.routing.strategy, StrategyName::RoundRobin);
+    assert_eq!(config.routing.concurrency_threshold, ConcurrencyThreshold::clamped(16));
+    assert_eq!(config.routing.overflow, Overflow::NextChoices);
+    assert_eq!(config.key.hash_seed, u64::MAX);
+    assert_eq!(config.key.prefix_length, PrefixLength::clamped(1_024));
+    assert_eq!(config.key.includes, Includes { tools: true, media: true });
+    assert_eq!(config.proxy.expose_paths, ["/sleep", "/debug/*"]);
+    assert_eq!(config.telemetry.level, Level::WARN);
+    assert_eq!(config.telemetry.format, LogFormat::Json);
+
+    // That no setter reaches for another's field shows in the print: every line differs from the default's.
+    let (printed, default) = (config.render(), Config::default().render());
+    let same: Vec<&str> = printed.lines().filter(|line| default.lines().any(|other| other == *line)).collect();
+    assert_eq!(same, [""; 0]);
+    assert!(!printed.contains("sk-1"));
+    let again = load_str(&printed, "printed").unwrap();
+    assert_eq!(again, Config { upstream: crate::upstream::Settings { api_key: None, ..config.upstream.clone() }, ..config });
+}
+
+#[test]
+fn yaml_in_other_dress() {
+    let flow = r#"{"replicas": ["http://a", {"url": "http://b", "weight": 2}], "retries": 1}"#;
+    assert_eq!(load_str(flow, "r.yaml").unwrap().replicas[1], replica("b", "b:80", 2, &[]));
+    let one_text = load_str("replicas: http://a, http://b;weight=2\nexpose_paths: /a,/b*\n", "r.yaml").unwrap();
+    assert_eq!(one_text.replicas, [replica("a", "a:80", 1, &[]), replica("b", "b:80", 2, &[])]);
+    assert_eq!(one_text.proxy.expose_paths, ["/a", "/b*"]);
+    for number in ["'7'", "\"7\"", "!!int 7", "!!str 7", "+7", "0x7", "&anchor 7"] {
+        assert_eq!(load_str(&format!("retries: {number}"), "r.yaml").unwrap().proxy.retries, 7, "{number}");
+    }
+    for name in ["1", "on", "1e3", "0x1", "'null'", "true", "12:30", "a:b"] {
+        let config = load_str(&format!("replicas: [{{url: http://a, name: {name}}}]"), "r.yaml").unwrap();
+        assert_eq!(config.replicas[0].name, name.trim_matches('\''));
+        assert_eq!(load_str(&config.render(), "printed").unwrap(), config, "{}", config.render());
+    }
+}

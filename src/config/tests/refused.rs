@@ -1,0 +1,175 @@
+//! What is wrong with files, each error as its reader sees it.
+
+use super::*;
+
+#[test]
+fn values_that_are_not_allowed() {
+    let number = "prefix_length: X; allowed: 1024 to 65536";
+    let cases = [
+        ("prefix_length: 512", number, "512 is out of range"),
+        ("prefix_length: 65537", number, "65537 is out of range"),
+        ("prefix_length: -1", number, "-1 is out of range"),
+        ("prefix_length: 99999999999999999999999", number, "99999999999999999999999 is out of range"),
+        ("prefix_length: 4_096", number, "4_096 is not a whole number"),
+        ("prefix_length: 4096.0", number, "4096.0 is not a whole number"),
+        ("prefix_length: 4096 characters", number, "\"4096 characters\" is not a whole number"),
+        ("prefix_length: ''", number, "\"\" is not a whole number"),
+        ("prefix_length: [4096]", number, "a list is not allowed here"),
+        ("prefix_length: {a: 1}", number, "a map is not allowed here"),
+        ("hash_seed: -1", "hash_seed: X; allowed: 0 to 18446744073709551615", "-1 is out of range"),
+        ("max_body: 5GiB", "max_body: X; allowed: 1KiB to 4GiB", "5GiB is out of range"),
+        ("max_body: 64M", "max_body: X; allowed: 1KiB to 4GiB", "64M is not a size in B, KiB, MiB, GiB, kB, MB or GB"),
+        ("replay_buffer: 2GiB", "replay_buffer: X; allowed: 0 to 1GiB", "2GiB is out of range"),
+        ("hold_head: 30", "hold_head: X; allowed: 0s to 24h", "30 has no unit, such as s or ms"),
+        ("hold_head: 25h", "hold_head: X; allowed: 0s to 24h", "25h is out of range"),
+        ("hold_head: soon", "hold_head: X; allowed: 0s to 24h", "soon is not a time"),
+        ("pool_idle_timeout: 5s", "pool_idle_timeout: X; allowed: 0s to 4900ms", "5s is out of range"),
+        ("health_check_interval: 0", "health_check_interval: X; allowed: 100ms to 60s", "0 is out of range"),
+        ("access_log: 1", "access_log: X; allowed: true, false", "1 is neither true nor false"),
+        ("log_level: loud", "log_level: X; allowed: error, warn, info, debug, trace", "loud is not known here"),
+        (
+            "strategy: prefix-aware",
+            "strategy: X; allowed: prefix_aware, least_outstanding, round_robin, random",
+            "prefix-aware is not known here",
+        ),
+        (
+            "listen: 8080",
+            "listen: X; allowed: IP:PORT, :PORT for all IPv4 addresses, or localhost:PORT",
+            "8080 is not an address with a port",
+        ),
+        ("health_check_path: health", "health_check_path: X; allowed: a path that begins with /", "health is not a path"),
+        ("prefix_includes: [tools, text]", "prefix_includes: X; allowed: a list of tools, media", "text is not allowed here"),
+        (
+            "expose_paths: [/a*b]",
+            "expose_paths: X; allowed: a list of paths that begin with / and may end in *",
+            "/a*b is not allowed here",
+        ),
+        (
+            "expose_paths: [[/a]]",
+            "expose_paths: X; allowed: a list of paths that begin with / and may end in *",
+            "a list is not allowed here",
+        ),
+        (
+            "expose_paths: {a: b}",
+            "expose_paths: X; allowed: a list of paths that begin with / and may end in *",
+            "a map is not allowed here",
+        ),
+        (
+            "expose_paths: [~]",
+            "expose_paths: X; allowed: a list of paths that begin with / and may end in *",
+            "nothing is not allowed here",
+        ),
+    ];
+    for (yaml, form, problem) in cases {
+        wrong(&format!("\n{yaml}\n"), &[&format!("r.yaml:2: {}", form.replace('X', problem))]);
+    }
+}
+
+#[test]
+fn replicas_that_are_none() {
+    let url = "; allowed: http://HOST or http://HOST:PORT";
+    for (text, problem) in [
+        ("https://a", "https://a asks for TLS, and TLS to replicas is not supported"),
+        ("a:8000", "a:8000 does not begin with http://"),
+        ("ftp://a", "ftp://a does not begin with http://"),
+        ("http://", "http:// has no host"),
+        ("http://:80", "http://:80 has no host"),
+        ("http://a/v1", "http://a/v1 has the path /v1, but each request brings its own"),
+        ("http://a?b", "\"http://a?b\" has a query or fragment, which a replica's URL cannot have"),
+        ("http://a/?b", "\"http://a/?b\" has a query or fragment, which a replica's URL cannot have"),
+        ("http://me:secret@a", "http://…@a holds a user name or password, which is not supported (see upstream_api_key)"),
+        ("http://::1:80", "http://::1:80 has several colons; an IPv6 address stands in brackets, as in http://[::1]:8000"),
+        ("http://[::1", "http://[::1 lacks the ] of an IPv6 address"),
+        ("http://[::g]", "http://[::g] has no IPv6 address between its brackets"),
+        ("http://[::1]80", "http://[::1]80 has something other than :PORT after its ]"),
+        ("http://a:", "\"http://a:\" has a port that is not a number from 1 to 65535"),
+        ("http://a:0", "http://a:0 has a port that is not a number from 1 to 65535"),
+        ("http://a:65536", "http://a:65536 has a port that is not a number from 1 to 65535"),
+        ("http://a:+80", "http://a:+80 has a port that is not a number from 1 to 65535"),
+        ("http://a b", "\"http://a b\" has a host with other characters than letters, digits, -, . and _, or too long a one"),
+        ("http://ü", "http://ü has a host with other characters than letters, digits, -, . and _, or too long a one"),
+    ] {
+        wrong(&format!("replicas:\n  - '{text}'\n"), &[&format!("r.yaml:2: replicas: url: {problem}{url}")]);
+    }
+    let fields = [
+        ("{name: a}", "url: missing; allowed: http://HOST or http://HOST:PORT"),
+        ("{url: [http://a]}", "url: a list is not allowed here; allowed: a text"),
+        ("{url: http://a, weight: 0}", "weight: 0 is out of range; allowed: 1 to 100"),
+        ("{url: http://a, weight: 2.0}", "weight: 2.0 is not a whole number; allowed: 1 to 100"),
+        ("{url: http://a, wieght: 2}", "wieght: unknown; the nearest is weight; allowed: url, name, weight, models"),
+        ("{url: http://a, name: a b}", "name: \"a b\" is not a name; allowed: 1 to 128 visible ASCII characters"),
+        ("{url: http://a, models: ['']}", "models: \"\" is not a model's name; allowed: a name without spaces"),
+        ("{url: http://a, models: [[]]}", "models: a list is not a model's name"),
+        ("http://a;weight=0", "http://a: weight: 0 is out of range; allowed: 1 to 100"),
+        ("http://a;url=b", "http://a: url: unknown; the nearest is models; allowed: name, weight, models"),
+        ("http://a;weight=1;weight=2", "http://a: weight: given twice; allowed: once"),
+        ("http://a;2", "http://a: 2 has no =; allowed: http://HOST:PORT, then any of ;weight=1 to 100 ;name=NAME ;models=A|B"),
+        ("[a]", "a list stands where a replica belongs; allowed: http://HOST:PORT, then any of ;weight=1 to 100 ;name=NAME ;models=A|B"),
+    ];
+    for (item, problem) in fields {
+        wrong(&format!("replicas:\n  - {item}\n"), &[&format!("r.yaml:2: replicas: {problem}")]);
+    }
+    wrong(
+        "replicas:\n  - http://a\n  - {url: http://b, name: a}\n  - http://A:80\n",
+        &[
+            "r.yaml:3: replicas: the name a is given twice on lines 2 and 3; allowed: distinct names",
+            "r.yaml:4: replicas: the address A:80 is given twice on lines 2 and 4; allowed: distinct addresses",
+        ],
+    );
+}
+
+#[test]
+fn unknown_keys_get_the_nearest_name() {
+    wrong("prefix_lenght: 4096", &["r.yaml:1: prefix_lenght: unknown key; the nearest is prefix_length"]);
+    wrong("threshold: 4", &["r.yaml:1: threshold: unknown key; the nearest is concurrency_threshold"]);
+    wrong("Routing_Config: {}", &["r.yaml:1: Routing_Config: unknown key; the nearest is RoutingConfig"]);
+}
+
+#[test]
+fn all_errors_come_together_in_the_order_of_lines() {
+    // After an error of syntax the values are not looked at: half a file would lead to false errors.
+    wrong(
+        "retries: 11\nretries: 2\nhash_seed: *x\n",
+        &[
+            "r.yaml:2: retries: given twice, on lines 1 and 2; allowed: once",
+            "r.yaml:3: column 12: not YAML: while parsing node, found unknown anchor",
+        ],
+    );
+    wrong(
+        "retries: 11\nretries: 2\nretires: 1\n? [a]\n: 1\nhash_seed: &x 1\npool_max_idle: *x\nlisten: !here 1\n<<: {}\nmax_body: 0\n",
+        &[
+            "r.yaml:1: retries: 11 is out of range; allowed: 0 to 10",
+            "r.yaml:2: retries: given twice, on lines 1 and 2; allowed: once",
+            "r.yaml:3: retires: unknown key; the nearest is retries",
+            "r.yaml:4: a list stands where a key belongs",
+            "r.yaml:7: an alias (*) is not supported; write the value out",
+            "r.yaml:8: the tag !here is not supported; leave it out",
+            "r.yaml:9: <<: merge keys are not supported; write the keys out",
+            "r.yaml:10: max_body: 0 is out of range; allowed: 1KiB to 4GiB",
+        ],
+    );
+}
+
+#[test]
+fn files_that_are_no_map() {
+    let allowed = "stands at the top level; allowed: lines of the form KEY: VALUE";
+    wrong("- a\n", &[&format!("r.yaml:1: a list {allowed}")]);
+    wrong("\nretries=2\n", &[&format!("r.yaml:2: a text {allowed}")]);
+    wrong("a: 1\n---\nb: 2\n", &["r.yaml:2: a second document begins here; allowed: one document"]);
+    let deep = format!("replicas: {}", "[".repeat(17));
+    wrong(&deep, &["r.yaml:1: nested too deeply; allowed: 16 levels"]);
+    let text = load_str("retries: 1\nreplicas: [a\nlisten: b\n", "r.yaml").unwrap_err().to_string();
+    assert!(text.starts_with("r.yaml:3: column "), "{text}");
+    assert!(text.contains(": not YAML: "), "{text}");
+}
+
+#[test]
+fn listen_and_admin_differ() {
+    let taken = "; allowed: another port, or 0 for a free one";
+    let both = "listen: 127.0.0.1:1\nadmin: 127.0.0.1:1";
+    wrong(both, &[&format!("r.yaml:2: admin: 127.0.0.1:1 is taken, as listen is 127.0.0.1:1{taken}")]);
+    wrong("listen: :8081", &[&format!("r.yaml:1: listen: 0.0.0.0:8081 is taken, as admin is 127.0.0.1:8081{taken}")]);
+    for yaml in ["listen: 127.0.0.1:0\nadmin: 127.0.0.1:0", "listen: 127.0.0.2:1\nadmin: 127.0.0.1:1"] {
+        assert!(load_str(yaml, "r.yaml").is_ok(), "{yaml}");
+    }
+}

@@ -1,0 +1,58 @@
+//! prefix-router: sends prompts that begin alike to the replica that holds their beginning.
+//!
+//! # One request's way
+//!
+//! 1. [`server`] takes the connection and hands each request to [`proxy`].
+//! 2. `proxy` judges the head, reads the body, and asks [`request`] what it wants: a model and a key.
+//! 3. [`live`] gives the [`fleet`]'s picture of the moment; [`routing`] picks a replica on it and takes its lease.
+//! 4. `proxy` sends the request through [`upstream`] and waits for the first byte of the answer's body; until then a replica that fails
+//!    is replaced by another.
+//! 5. The answer's body goes on piece by piece; lease, connection and record end with it.
+//!
+//! Beside that, [`probe`] checks the replicas, [`admin`] shows the metrics that [`telemetry`] keeps, [`config`] says how all of it is set,
+//! and [`app`] puts it together.
+//!
+//! # Direction of dependencies
+//!
+//! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
+//! read no clock; time and chance are arguments. `telemetry`, `live`, `upstream`, `probe`, `proxy`, `admin` and `server` see them. `config`
+//! sees everybody's settings; `app` and `cli` see all. `tests/tidy.rs` checks this.
+//!
+//! # Invariants
+//!
+//! - Each choice is made on one snapshot, and takes its lease in the same step.
+//! - A lease lives as long as the replica's work for the request, and ends exactly once.
+//! - Nothing is sent again after the first byte of an answer's body.
+//! - Request bodies and answers pass byte for byte; the view for routing is read-only.
+//! - Every failure becomes HTTP in `proxy/error.rs`.
+//! - Prompt text, identifiers and keys reach no log, label or error.
+
+pub mod units;
+
+pub mod request;
+
+pub mod fleet;
+
+pub mod routing;
+
+pub mod telemetry;
+
+pub mod live;
+
+pub mod upstream;
+
+pub mod probe;
+
+pub mod proxy;
+
+pub mod admin;
+
+pub mod server;
+
+pub mod config;
+
+pub mod app;
+
+pub mod healthcheck;
+
+pub mod cli;

@@ -1,0 +1,140 @@
+//! Takes connections and serves them, HTTP/1.1 and h2c, until it is told to stop; then ends them in good order. Traffic and admin port both
+//! use it.
+//!
+//! It knows nothing of what is served.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::ConnectInfo;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tower::ServiceExt;
+
+/// Connections from clients, and how they end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Connections at one time; further ones wait in the listener's queue.
+    pub max_connections: usize,
+    /// Time for a request's head to arrive, from when the connection is free for it; zero: no limit. So it is also how long an idle
+    /// connection is kept: above the 60 s after which load balancers stop using theirs, so that none sends into a closed one.
+    pub header_timeout: Duration,
+    /// How long requests in flight may still take once the router is told to stop.
+    pub drain_timeout: Duration,
+    /// Threads that serve; zero: one per core.
+    pub worker_threads: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { max_connections: 16_384, header_timeout: Duration::from_secs(75), drain_timeout: Duration::from_secs(30), worker_threads: 0 }
+    }
+}
+
+/// The largest head that is read at all. The limit that clients are told of is below it; beyond this one hyper answers 431 by itself.
+const MAX_HEAD: usize = 512 << 10;
+
+/// After a failed `accept` (no file descriptors left, for instance): how long to wait for better times.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves `routes` on `listener` until `stop` resolves, then until all requests in flight have ended. Dropping the future cuts them off.
+///
+/// While the requests that were in flight end, new connections are still served: whoever has not yet heard that this router is leaving loses
+/// nothing.
+pub async fn serve(listener: TcpListener, routes: Router, settings: Settings, stop: impl Future<Output = ()>) {
+    let mut server = Server {
+        listener,
+        routes,
+        http: builder(&settings),
+        permits: Arc::new(Semaphore::new(settings.max_connections)),
+        connections: JoinSet::new(),
+    };
+    let before = GracefulShutdown::new();
+    tokio::select! {
+        () = stop => {}
+        () = server.accept(&before) => {}
+    }
+    let late = GracefulShutdown::new();
+    tokio::select! {
+        () = before.shutdown() => {}
+        () = server.accept(&late) => {}
+    }
+    let Server { listener, connections, .. } = server;
+    drop(listener);
+    late.shutdown().await;
+    drop(connections);
+}
+
+struct Server {
+    listener: TcpListener,
+    routes: Router,
+    http: Arc<auto::Builder<TokioExecutor>>,
+    permits: Arc<Semaphore>,
+    connections: JoinSet<()>,
+}
+
+impl Server {
+    /// Takes and serves connections for ever; each ends early when `graceful` says so.
+    async fn accept(&mut self, graceful: &GracefulShutdown) {
+        loop {
+            // The semaphore is never closed.
+            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
+            match self.listener.accept().await {
+                Ok((stream, client)) => {
+                    let connection = connection(stream, client, self.routes.clone(), Arc::clone(&self.http), graceful.watcher());
+                    self.connections.spawn(async move {
+                        connection.await;
+                        drop(permit);
+                    });
+                }
+                Err(error) if is_one_connections(&error) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot take a connection: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+            while self.connections.try_join_next().is_some() {}
+        }
+    }
+}
+
+/// A client that left before it was taken says nothing about the listener.
+fn is_one_connections(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+}
+
+fn builder(settings: &Settings) -> Arc<auto::Builder<TokioExecutor>> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .max_buf_size(MAX_HEAD)
+        .header_read_timeout((!settings.header_timeout.is_zero()).then_some(settings.header_timeout));
+    builder.http2().timer(TokioTimer::new()).max_header_list_size(MAX_HEAD as u32);
+    Arc::new(builder)
+}
+
+async fn connection(stream: TcpStream, client: SocketAddr, routes: Router, http: Arc<auto::Builder<TokioExecutor>>, watcher: Watcher) {
+    // Fails only where the client has left already.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(client));
+        let routes = routes.clone();
+        async move { Ok::<_, Infallible>(routes.oneshot(request.map(axum::body::Body::new)).await.unwrap_or_else(|never| match never {})) }
+    });
+    let connection = http.serve_connection(TokioIo::new(stream), service).into_owned();
+    // A client's broken connection is the client's business; what it means for a request is in that request's record.
+    let _ = watcher.watch(connection).await;
+}
