@@ -111,18 +111,16 @@ mod tests {
 
     #[test]
     fn pools_follow_the_models_that_replicas_list() {
-        let cases: [(&[&[&str]], Option<&str>, Option<Vec<usize>>); 7] = [
-            (&[&[], &[]], Some("x"), Some(vec![0, 1])),
-            (&[&[], &[]], None, Some(vec![0, 1])),
-            (&[&["a"], &["a", "b"]], Some("a"), Some(vec![0, 1])),
-            (&[&["a"], &["a", "b"]], Some("b"), Some(vec![1])),
-            (&[&["a"], &["a", "b"]], Some("c"), None),
-            (&[&["a"], &[]], Some("c"), Some(vec![1])),
-            (&[&["a"], &["b"]], None, Some(vec![0, 1])),
-        ];
-        for (models, asked, expected) in cases {
+        let check = |models: &[&[&str]], asked: Option<&str>, expected: Option<Vec<usize>>| {
             assert_eq!(members(&fleet(models).snapshot(), asked), expected, "{models:?} {asked:?}");
-        }
+        };
+        check(&[&[], &[]], Some("x"), Some(vec![0, 1]));
+        check(&[&[], &[]], None, Some(vec![0, 1]));
+        check(&[&["a"], &["a", "b"]], Some("a"), Some(vec![0, 1]));
+        check(&[&["a"], &["a", "b"]], Some("b"), Some(vec![1]));
+        check(&[&["a"], &["a", "b"]], Some("c"), None);
+        check(&[&["a"], &[]], Some("c"), Some(vec![1]));
+        check(&[&["a"], &["b"]], None, Some(vec![0, 1]));
     }
 
     #[test]

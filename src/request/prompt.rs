@@ -160,15 +160,12 @@ impl Walk<'_> {
 
     /// A part that is no text: the values that say which one it is, however the surface nests them.
     fn media(&mut self, mut part: Cursor<'_>) -> Result<(), Malformed> {
-        let (mut name, mut at_value) = (None, false);
+        let (mut name, mut at_value): (Option<RawString<'_>>, bool) = (None, false);
         part.tokens(|token| {
+            let is_source = || name.is_some_and(|name| MEDIA_SOURCES.iter().any(|source| name.is(source)));
             match token {
-                Token::String(text) if at_value => {
-                    if name.is_some_and(|name: RawString<'_>| MEDIA_SOURCES.iter().any(|source| name.is(source))) {
-                        self.key.medium(text)?;
-                    }
-                }
-                Token::String(text) => name = Some(text),
+                Token::String(text) if at_value && is_source() => self.key.medium(text)?,
+                Token::String(text) if !at_value => name = Some(text),
                 _ => {}
             }
             at_value = matches!(token, Token::Mark(b':'));
