@@ -1,5 +1,7 @@
 //! Reads a request's body up to a limit. It is kept whole, since it may have to be sent more than once.
 
+use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -27,7 +29,7 @@ pub(super) async fn read(body: &mut Body, limit: usize, patience: Duration) -> R
         let next =
             if patience.is_zero() { next.await } else { timeout(patience, next).await.map_err(|_| ProxyError::BodyTooSlow(patience))? };
         let Some(frame) = next else { break };
-        let Ok(piece) = frame.map_err(|_| ProxyError::BodyBroken)?.into_data() else { continue };
+        let Ok(piece) = frame.map_err(|error| blame(&error))?.into_data() else { continue };
         if first.len() + rest.len() + piece.len() > limit {
             return Err(ProxyError::BodyTooLarge(limit));
         }
@@ -44,6 +46,19 @@ pub(super) async fn read(body: &mut Body, limit: usize, patience: Duration) -> R
     }
     // A body that came in one piece is never copied.
     Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+/// Whether the client left in mid-body, or sent something that is no body.
+fn blame(error: &axum::Error) -> ProxyError {
+    let malformed = |kind| matches!(kind, io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData);
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| malformed(error.kind())) {
+            return ProxyError::BodyBroken;
+        }
+        cause = error.source();
+    }
+    ProxyError::ClientGone
 }
 
 /// How long a refused request's body is still read.

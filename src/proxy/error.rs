@@ -34,13 +34,15 @@ pub(super) enum ProxyError {
     MethodNotAllowed { method: Method, allowed: String },
     #[error("the request's body did not go on within {0:?}")]
     BodyTooSlow(Duration),
-    #[error("the request's body ended before its end")]
+    #[error("the request's body is not what its head says")]
     BodyBroken,
+    #[error("the client left")]
+    ClientGone,
     #[error("the request's body is larger than {0} bytes (max_body)")]
     BodyTooLarge(usize),
     #[error("the request's headers are larger than {0} bytes (max_header_bytes)")]
     HeadersTooLarge(usize),
-    #[error("upgrades (WebSocket) are not supported")]
+    #[error("WebSocket is not supported")]
     UpgradeUnsupported,
     #[error("no replica could be reached")]
     ConnectFailed,
@@ -50,10 +52,10 @@ pub(super) enum ProxyError {
     StreamBroke,
     #[error("the replica sent nothing for {0:?}")]
     StreamIdle(Duration),
-    #[error("no replica is there for this request")]
+    #[error("no replica can take this request now")]
     NoReplica,
-    #[error("the router has no replica that is up, or is shutting down")]
-    NotReady,
+    #[error("the router is shutting down")]
+    Draining,
     #[error("no first byte came from the replica within {0:?}")]
     FirstByteTimeout(Duration),
 }
@@ -63,7 +65,8 @@ impl ProxyError {
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::BadIdentifier => (StatusCode::BAD_REQUEST, "bad_identifier"),
-            Self::BodyBroken => (StatusCode::BAD_REQUEST, "body_broken"),
+            // Nobody reads the answer to a client that left.
+            Self::BodyBroken | Self::ClientGone => (StatusCode::BAD_REQUEST, "body_broken"),
             Self::PathNotExposed => (StatusCode::FORBIDDEN, "path_not_exposed"),
             Self::MetricsOnAdminPort(_) => (StatusCode::NOT_FOUND, "metrics_on_admin_port"),
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, "model_not_found"),
@@ -75,7 +78,7 @@ impl ProxyError {
             Self::ConnectFailed => (StatusCode::BAD_GATEWAY, "connect_failed"),
             Self::ReplicaBroke | Self::StreamBroke => (StatusCode::BAD_GATEWAY, "replica_broke"),
             Self::NoReplica => (StatusCode::SERVICE_UNAVAILABLE, "no_replica"),
-            Self::NotReady => (StatusCode::SERVICE_UNAVAILABLE, "not_ready"),
+            Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
             Self::FirstByteTimeout(_) => (StatusCode::GATEWAY_TIMEOUT, "first_byte_timeout"),
             Self::StreamIdle(_) => (StatusCode::GATEWAY_TIMEOUT, "idle_timeout"),
         }

@@ -88,9 +88,9 @@ pub(super) fn identifier(headers: &HeaderMap) -> Result<Option<&str>, ProxyError
     if values.next().is_some() || text.is_none() { Err(ProxyError::BadIdentifier) } else { Ok(text) }
 }
 
-/// Whether the client wants another protocol on this connection.
-pub(super) fn wants_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE) && tokens(headers, CONNECTION).any(|token| token.eq_ignore_ascii_case("upgrade"))
+/// Whether the client wants to speak WebSocket. Other upgrades are offers (Java's client always offers h2c), which a server may pass over.
+pub(super) fn wants_websocket(headers: &HeaderMap) -> bool {
+    tokens(headers, UPGRADE).any(|protocol| protocol.eq_ignore_ascii_case("websocket"))
 }
 
 /// Bytes of all names and values, with what separates them in HTTP/1.

@@ -40,8 +40,13 @@ pub(super) async fn answer(proxy: &Proxy, surface: Surface, head: &Parts) -> Opt
 
 /// 200 while a replica can be used and the router is not about to stop.
 fn health(proxy: &Proxy) -> Result<Response, ProxyError> {
-    let able = proxy.parties.fleet.snapshot().any_up() && !*proxy.parties.draining.borrow();
-    if able { Ok(Response::new(Body::empty())) } else { Err(ProxyError::NotReady) }
+    if *proxy.parties.draining.borrow() {
+        Err(ProxyError::Draining)
+    } else if proxy.parties.fleet.snapshot().any_up() {
+        Ok(Response::new(Body::empty()))
+    } else {
+        Err(ProxyError::NoReplica)
+    }
 }
 
 /// The union of what the replicas list, each object kept as the replica wrote it; of several with one id the first.

@@ -138,6 +138,7 @@ impl Proxy {
         let mut response = match reply {
             Ok(Reply::Replica(answer)) => answer.into_response(&proxy.settings, dialect, record),
             Ok(Reply::Router(response)) => finish(response, record, &proxy.settings),
+            Err(ProxyError::ClientGone) => return Response::default(),
             Err(error) => {
                 if !asks_for_continue && !body.is_end_stream() {
                     tokio::spawn(body::discard(body, proxy.settings.max_body));
@@ -154,8 +155,7 @@ impl Proxy {
 
     /// From a request's head to who answers it.
     async fn answer(&self, head: Parts, body: &mut Body, client: SocketAddr, record: &mut Record) -> Result<Reply, ProxyError> {
-        let surface = self.judge(&head)?;
-        record.surface = Some(surface);
+        let surface = self.judge(&head, record)?;
         let identifier = headers::identifier(&head.headers)?;
         if head.method != Method::OPTIONS
             && let Some(own) = local::answer(self, surface, &head).await
@@ -173,15 +173,16 @@ impl Proxy {
     }
 
     /// What the head alone tells: the surface, or why the request is refused before its body is asked for.
-    fn judge(&self, head: &Parts) -> Result<Surface, ProxyError> {
-        if headers::size(&head.headers) > self.settings.max_header_bytes {
-            return Err(ProxyError::HeadersTooLarge(self.settings.max_header_bytes));
-        }
+    fn judge(&self, head: &Parts, record: &mut Record) -> Result<Surface, ProxyError> {
         let surface = Surface::of(head.uri.path(), &self.settings.expose_paths).map_err(|refusal| match refusal {
             Refusal::NotExposed => ProxyError::PathNotExposed,
             Refusal::MetricsOnAdmin => ProxyError::MetricsOnAdminPort(self.parties.admin),
         })?;
-        if headers::wants_upgrade(&head.headers) {
+        record.surface = Some(surface);
+        if headers::size(&head.headers) > self.settings.max_header_bytes {
+            return Err(ProxyError::HeadersTooLarge(self.settings.max_header_bytes));
+        }
+        if headers::wants_websocket(&head.headers) {
             return Err(ProxyError::UpgradeUnsupported);
         }
         match surface.methods() {

@@ -72,9 +72,9 @@ impl Surface {
         if path.split('/').any(|segment| segment == "." || segment == "..") {
             return Err(Refusal::NotExposed);
         }
-        // An engine may redirect a trailing slash away, or not see it at all.
-        let plain = path.trim_end_matches('/');
-        Ok(match plain {
+        // An engine, or a proxy before it, may drop a trailing slash and merge several into one.
+        let plain: String = path.split('/').filter(|segment| !segment.is_empty()).flat_map(|segment| ["/", segment]).collect();
+        Ok(match plain.as_str() {
             "/v1/chat/completions" => Self::ChatCompletions,
             "/v1/completions" => Self::Completions,
             "/v1/responses" => Self::Responses,
@@ -89,11 +89,11 @@ impl Surface {
             "/version" => Self::Other,
             // Pooling surfaces outside of /v1 (DESIGN: section 3): exposed, placed by load.
             "/score" | "/rerank" | "/v2/rerank" | "/classify" | "/pooling" => Self::Other,
-            _ if is_endpoint(plain) => Self::Invocations,
+            _ if is_endpoint(&plain) => Self::Invocations,
             _ if also.iter().any(|pattern| matches(pattern, path)) => Self::Other,
             "/metrics" => return Err(Refusal::MetricsOnAdmin),
             "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => return Err(Refusal::NotExposed),
-            _ if path.starts_with("/v1/") => Self::Other,
+            _ if plain.starts_with("/v1/") => Self::Other,
             _ => return Err(Refusal::NotExposed),
         })
     }

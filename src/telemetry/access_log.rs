@@ -3,7 +3,7 @@
 //! It never holds prompt text, a model's name, an identifier or a key: only what is listed here.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 
@@ -106,9 +106,14 @@ impl Drop for Record {
             tries = self.tries,
             body_bytes = self.body_bytes,
             response_bytes = self.response_bytes,
-            ttfb_ms = first_byte.map(|time| time.as_secs_f64() * 1e3),
-            duration_ms = whole.as_secs_f64() * 1e3,
+            ttfb_ms = first_byte.map(milliseconds),
+            duration_ms = milliseconds(whole),
             error,
         );
     }
+}
+
+/// To the microsecond; more digits would only be noise.
+fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
 }

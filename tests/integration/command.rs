@@ -1,0 +1,344 @@
+//! The program itself: flags, environment and file, its log, its exit codes.
+
+use std::io::{BufRead as _, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::{env, fs, process, thread};
+
+use serde_json::Value;
+
+use crate::answers::{chunk, event, head, last_chunk, ok};
+use crate::client::{Client, End};
+use crate::replica::{Gate, Replica, Step};
+use crate::support::{chat, eventually};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_prefix-router"));
+    command.env_clear().stdin(Stdio::null());
+    command
+}
+
+fn run(command: &mut Command) -> Output {
+    command.output().expect("the program starts")
+}
+
+fn said(output: &Output) -> String {
+    [&output.stdout[..], &output.stderr[..]].map(String::from_utf8_lossy).concat()
+}
+
+/// A file for as long as it lives.
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str, text: &str) -> Self {
+        let path = env::temp_dir().join(format!("prefix-router-test-{}-{name}", process::id()));
+        fs::write(&path, text).expect("a temporary file");
+        Self(path)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.0));
+    }
+}
+
+/// The program serving, killed with the test.
+struct Serving {
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+    traffic: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Serving {
+    /// Starts it on free ports and learns from its log which those are.
+    async fn start(command: &mut Command, replicas: &[&Replica]) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let log = Arc::new(Mutex::new(Vec::new()));
+        collect(child.stdout.take().expect("piped"), Arc::clone(&log));
+        collect(child.stderr.take().expect("piped"), Arc::clone(&log));
+        let mut found = None;
+        eventually("the log names both addresses", async || {
+            let lines = log.lock().expect("no panic under the lock").join("\n");
+            let mut ours: Vec<SocketAddr> = addresses(&lines);
+            ours.retain(|addr| addr.port() != 0 && replicas.iter().all(|replica| replica.addr != *addr));
+            ours.dedup();
+            if ours.len() >= 2 {
+                found = Some((ours[0], ours[1]));
+            }
+            found.is_some() || lines.contains("error:")
+        })
+        .await;
+        let lines = log.lock().expect("no panic under the lock").clone();
+        let (one, other) = found.unwrap_or_else(|| panic!("no addresses in {lines:?}"));
+        let is_admin = Client::connect(one).await.request("GET", "/live", "", "").await.status == 200;
+        let (admin, traffic) = if is_admin { (one, other) } else { (other, one) };
+        eventually("ready", async || Client::connect(admin).await.request("GET", "/ready", "", "").await.status == 200).await;
+        Self { child, log, traffic, admin }
+    }
+
+    fn log(&self) -> Vec<String> {
+        self.log.lock().expect("no panic under the lock").clone()
+    }
+
+    fn terminate(&self) {
+        let status = Command::new("sh").args(["-c", &format!("kill -TERM {}", self.child.id())]).status();
+        assert!(status.expect("a shell").success());
+    }
+
+    async fn exit_code(&mut self) -> Option<i32> {
+        let mut code = None;
+        eventually("the program ends", async || {
+            code = self.child.try_wait().expect("our child");
+            code.is_some()
+        })
+        .await;
+        code.and_then(|status| status.code())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn collect(from: impl Read + Send + 'static, into: Arc<Mutex<Vec<String>>>) {
+    thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            into.lock().expect("no panic under the lock").push(line);
+        }
+    });
+}
+
+fn addresses(text: &str) -> Vec<SocketAddr> {
+    let word = |sign: char| !(sign.is_ascii_digit() || sign == '.' || sign == ':');
+    text.split(word).filter(|word| word.starts_with("127.")).filter_map(|word| word.trim_end_matches([':', '.']).parse().ok()).collect()
+}
+
+/// A field of a log line in JSON, wherever it stands.
+fn field<'a>(json: &'a Value, name: &str) -> Option<&'a Value> {
+    match json {
+        Value::Object(fields) => fields.get(name).or_else(|| fields.values().find_map(|value| field(value, name))),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn serve_with_flags_alone() {
+    let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
+    let mut command = program();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    command.args(["--strategy", "prefix_aware", "--prefix-length", "4096", "--concurrency-threshold", "64"]);
+    command.args(["--replica", &format!("{};weight=2;name=a", a.url()), "--replica", &b.url()]);
+    let serving = Serving::start(&mut command, &[&a, &b]).await;
+    let response = Client::connect(serving.traffic).await.request("POST", CHAT, "", chat("x")).await;
+    assert_eq!((response.status, response.reason()), (200, "home"));
+    let name = response.replica().to_owned();
+    assert!(name == "a" || name == b.addr.to_string(), "{name}");
+}
+
+#[tokio::test]
+async fn serve_with_environment_alone() {
+    let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
+    let mut command = program();
+    command.arg("serve").env("PREFIX_ROUTER_LISTEN", "127.0.0.1:0").env("PREFIX_ROUTER_ADMIN", "127.0.0.1:0");
+    command.env("PREFIX_ROUTER_STRATEGY", "round_robin");
+    command.env("PREFIX_ROUTER_REPLICAS", format!("{};weight=1;name=a,{};name=b", a.url(), b.url()));
+    let serving = Serving::start(&mut command, &[&a, &b]).await;
+    let mut client = Client::connect(serving.traffic).await;
+    for _ in 0..4 {
+        assert_eq!(client.request("POST", CHAT, "", chat("x")).await.status, 200);
+    }
+    assert_eq!((a.count(), b.count()), (2, 2));
+}
+
+#[tokio::test]
+async fn a_flag_beats_the_environment_which_beats_the_file() {
+    let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
+    let text = format!(
+        "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nstrategy: prefix_aware\nreplicas:\n  - url: {}\n    name: a\n  - url: {}\n    name: b\n",
+        a.url(),
+        b.url()
+    );
+    let file = File::new("precedence.yaml", &text);
+    // Each strategy names its reason, or takes turns.
+    let cases = [(None, None, "home"), (Some("round_robin"), None, "load"), (Some("round_robin"), Some("prefix_aware"), "home")];
+    for (environment, flag, reason) in cases {
+        let mut command = program();
+        command.args(["serve", "--config"]).arg(&file.0);
+        if let Some(strategy) = environment {
+            command.env("PREFIX_ROUTER_STRATEGY", strategy);
+        }
+        if let Some(strategy) = flag {
+            command.args(["--strategy", strategy]);
+        }
+        let serving = Serving::start(&mut command, &[&a, &b]).await;
+        let response = Client::connect(serving.traffic).await.request("POST", CHAT, "", chat("x")).await;
+        assert_eq!(response.reason(), reason, "environment {environment:?}, flag {flag:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_log_has_one_line_for_each_request_and_no_secret() {
+    let replica = Replica::start("a", ok);
+    for format in ["json", "text"] {
+        let mut command = program();
+        command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &format!("{};name=a", replica.url())]);
+        command.env("PREFIX_ROUTER_LOG_FORMAT", format).env("PREFIX_ROUTER_LOG_LEVEL", "trace");
+        command.env("PREFIX_ROUTER_UPSTREAM_API_KEY", "sesame-upstream");
+        let serving = Serving::start(&mut command, &[&replica]).await;
+        let fields =
+            "x-request-id: id-4711\r\nauthorization: Bearer sesame-caller\r\nx-amzn-sagemaker-prefix-aware-id: sesame-identifier\r\n";
+        let body = r#"{"model":"sesame-model","messages":[{"role":"user","content":"sesame-prompt"}],"prompt_cache_key":"sesame-key"}"#;
+        let mut client = Client::connect(serving.traffic).await;
+        assert_eq!(client.request("POST", &format!("{CHAT}?q=sesame-query"), fields, body).await.status, 200);
+        // One that fails, and one that cannot be read.
+        client.request("GET", "/sleep?q=sesame-query", "x-request-id: id-4712\r\n", "").await;
+        client.request("POST", CHAT, "x-request-id: id-4713\r\n", "{\"sesame-broken").await;
+        let about = |id: &str| serving.log().into_iter().filter(|line| line.contains(id) && line.contains("access")).collect::<Vec<_>>();
+        for id in ["id-4711", "id-4712", "id-4713"] {
+            eventually("a line for the request", async || about(id).len() == 1).await;
+        }
+        if format == "json" {
+            check_access(&about("id-4711")[0], body.len());
+        }
+        let log = serving.log().join("\n");
+        assert!(!log.contains("sesame"), "{log}");
+    }
+}
+
+fn check_access(line: &str, body: usize) {
+    let json: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    let texts = [
+        ("request_id", "id-4711"),
+        ("method", "POST"),
+        ("path", CHAT),
+        ("route", "chat_completions"),
+        ("reason", "home"),
+        ("replica", "a"),
+    ];
+    for (name, value) in texts {
+        assert_eq!(field(&json, name).and_then(Value::as_str), Some(value), "{name} in {line}");
+    }
+    for (name, value) in [("status", 200), ("tries", 1), ("body_bytes", body as u64), ("response_bytes", 11)] {
+        assert_eq!(field(&json, name).and_then(Value::as_u64), Some(value), "{name} in {line}");
+    }
+    for name in ["ttfb_ms", "duration_ms"] {
+        assert!(field(&json, name).is_some_and(Value::is_number), "{name} in {line}");
+    }
+}
+
+#[tokio::test]
+async fn sigterm_lets_a_stream_finish_and_exits_0() {
+    let gate = Gate::new();
+    let steps = vec![head(), chunk(event(0)), Step::Wait(gate.clone()), chunk(event(1)), last_chunk()];
+    let replica = Replica::start("a", move |_| steps.clone());
+    let mut command = program();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &replica.url()]);
+    let mut serving = Serving::start(&mut command, &[&replica]).await;
+    let mut client = Client::connect(serving.traffic).await;
+    client.start("POST", CHAT, "", chat("x")).await;
+    let mut framing = client.head().await.response_framing("POST");
+    assert_eq!(client.text(&mut framing).await, event(0));
+    serving.terminate();
+    let ready = async || Client::connect(serving.admin).await.request("GET", "/ready", "", "").await.status;
+    eventually("/ready says draining", async || ready().await == 503).await;
+    gate.open();
+    let body = client.rest(framing).await;
+    assert_eq!((body.bytes, body.end), (event(1).into_bytes(), End::Whole));
+    assert_eq!(serving.exit_code().await, Some(0), "{:?}", serving.log());
+}
+
+#[test]
+fn a_wrong_configuration_exits_2_and_names_every_error() {
+    let text = "strategi: random\nprefix_length: 12\nreplicas:\n  - url: http://127.0.0.1:1\nconcurrency_threshold: 4096\n";
+    let file = File::new("wrong.yaml", text);
+    for verb in ["check", "serve"] {
+        let output = run(program().arg(verb).arg("--config").arg(&file.0));
+        assert_eq!(output.status.code(), Some(2), "{verb}: {}", said(&output));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let plain = text.replace([',', '_'], "");
+        for part in ["wrong.yaml", "strategi", "strategy", "12", "1024", "65536", "4096"] {
+            assert!(plain.contains(part), "{verb}: no {part} in {text}");
+        }
+        for key in ["prefix_length", "concurrency_threshold"] {
+            assert!(text.contains(key), "{verb}: no {key} in {text}");
+        }
+    }
+}
+
+#[test]
+fn wrong_flags_and_environment_exit_2_too() {
+    let replica = ["--replica", "http://127.0.0.1:1"];
+    let wrong = run(program().args(["serve", "--prefix-length", "12"]).args(replica));
+    assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
+    let wrong = run(program().arg("serve").args(replica).env("PREFIX_ROUTER_STRATEGY", "best"));
+    assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
+    assert!(said(&wrong).contains("PREFIX_ROUTER_STRATEGY") && said(&wrong).contains("round_robin"), "{}", said(&wrong));
+    let wrong = run(program().args(["serve", "--no-such-flag"]));
+    assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
+    let wrong = run(program().args(["check", "--config", "no-such-file.yaml"]));
+    assert_ne!(wrong.status.code(), Some(0));
+    assert!(said(&wrong).contains("no-such-file.yaml"), "{}", said(&wrong));
+}
+
+#[test]
+fn check_prints_the_effective_configuration_without_secrets() {
+    let text = "strategy: round_robin\nupstream_api_key: sesame\nreplicas:\n  - url: http://127.0.0.1:1\n    name: the-first\n";
+    let file = File::new("right.yaml", text);
+    let output = run(program().args(["check", "--config"]).arg(&file.0).env("PREFIX_ROUTER_PREFIX_LENGTH", "2048"));
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let shown = String::from_utf8_lossy(&output.stdout);
+    for part in ["round_robin", "2048", "the-first", "concurrency_threshold", "64"] {
+        assert!(shown.contains(part), "no {part} in {shown}");
+    }
+    assert!(!said(&output).contains("sesame"), "{}", said(&output));
+}
+
+#[tokio::test]
+async fn healthcheck_says_by_its_exit_code_whether_the_router_is_well() {
+    let replica = Replica::start("a", ok);
+    let mut command = program();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &replica.url()]);
+    let mut serving = Serving::start(&mut command, &[&replica]).await;
+    let check = |listen: SocketAddr, admin: SocketAddr| {
+        let mut command = program();
+        command.arg("healthcheck").env("PREFIX_ROUTER_LISTEN", listen.to_string()).env("PREFIX_ROUTER_ADMIN", admin.to_string());
+        tokio::task::spawn_blocking(move || run(&mut command))
+    };
+    let output = check(serving.traffic, serving.admin).await.expect("no panic");
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    serving.terminate();
+    serving.exit_code().await;
+    let output = check(serving.traffic, serving.admin).await.expect("no panic");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_an_error_that_names_it() {
+    let replica = Replica::start("a", ok);
+    let taken = replica.addr.to_string();
+    let mut command = program();
+    command.args(["serve", "--listen", &taken, "--admin", "127.0.0.1:0", "--replica", &replica.url()]);
+    let output = tokio::task::spawn_blocking(move || run(&mut command)).await.expect("no panic");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains(&taken), "{}", said(&output));
+}
+
+#[test]
+fn help_and_version() {
+    let output = run(program().arg("--help"));
+    assert_eq!(output.status.code(), Some(0));
+    for verb in ["serve", "check", "healthcheck"] {
+        assert!(said(&output).contains(verb), "{}", said(&output));
+    }
+    let output = run(program().arg("--version"));
+    assert_eq!(said(&output).trim(), format!("prefix-router {}", env!("CARGO_PKG_VERSION")));
+}

@@ -1,0 +1,30 @@
+//! The router on real sockets: scripted replicas behind it, clients that see every byte before it.
+//!
+//! `wire`, `replica`, `client`, `h2` and `support` are the tools; each other module holds the tests of one group of rules.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+mod answers;
+mod client;
+mod h2;
+mod replica;
+mod support;
+mod wire;
+
+mod bodies;
+mod cancel;
+mod command;
+mod drain;
+mod endpoints;
+mod exposure;
+mod headers;
+mod health;
+mod loss;
+mod metrics;
+mod recorded;
+mod retry;
+mod routing;
+mod statuses;
+mod streaming;
+mod timeouts;
+mod truncation;
