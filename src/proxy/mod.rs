@@ -203,7 +203,8 @@ fn target(uri: &Uri) -> Result<Uri, ProxyError> {
 /// Ends the record of an answer that the router made itself and that is all there.
 fn finish(mut response: Response, mut record: Record, settings: &Settings) -> Response {
     record.status = Some(response.status());
-    record.passed_on(usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX));
+    // Not a first byte in the sense of the metrics: those time replicas.
+    record.response_bytes = response.body().size_hint().lower();
     name_choice(&mut response, &record, settings);
     record.complete();
     response
