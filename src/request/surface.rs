@@ -235,7 +235,8 @@ mod tests {
             "/endpoints/a/b/invocations",
             "/customs",
             "/V1/chat/completions",
-            "//v1/x",
+            "//sleep",
+            "/v1//load_lora_adapter",
             "/v1%00/../x",
         ] {
             check(path, Err(Refusal::NotExposed));

@@ -1,0 +1,65 @@
+//! What a decision costs, without any I/O: the key of a body, and the choice of a replica. Run: `cargo bench --bench decision`.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
+use prefix_router::request::{Ask, Key, Placement, Settings, Surface};
+use prefix_router::routing::{self, Candidates, Router};
+use prefix_router::units::Weight;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+/// A chat of about `size` bytes: a system prompt of nine tenths, then a question; line breaks and quotes as in real prompts.
+fn chat(size: usize) -> String {
+    let sentence = "The system answers with \\\"care\\\" and follows the policy of section four.\\n";
+    let system = sentence.repeat(size * 9 / 10 / sentence.len());
+    let user = sentence.repeat(size / 10 / sentence.len());
+    format!(
+        r#"{{"model":"m","messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":"{user}"}}],"max_tokens":16,"stream":true}}"#
+    )
+}
+
+fn key(c: &mut Criterion) {
+    let mut group = c.benchmark_group("key");
+    let settings = Settings::default();
+    for size in [1 << 10, 32 << 10, 1 << 20] {
+        let body = chat(size);
+        group.throughput(Throughput::Bytes(body.len() as u64));
+        for surface in [Surface::ChatCompletions, Surface::Invocations] {
+            group.bench_with_input(BenchmarkId::new(surface.label(), body.len()), &body, |b, body| {
+                b.iter(|| Ask::read(surface, black_box(body.as_bytes()), None, &settings));
+            });
+        }
+    }
+}
+
+fn choice(c: &mut Criterion) {
+    let mut group = c.benchmark_group("choice");
+    let router = Router::new(&routing::Settings::default());
+    for replicas in [2_usize, 64, 256, 1_000] {
+        let specs = (0..replicas).map(|index| ReplicaSpec {
+            name: format!("10.0.{}.{}:8000", index / 256, index % 256),
+            authority: String::new(),
+            weight: Weight::clamped(1),
+            models: Vec::new(),
+        });
+        let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
+        for replica in fleet.snapshot().replicas() {
+            fleet.observe(replica, Outcome::CheckPassed, Instant::now());
+        }
+        let snapshot = fleet.snapshot();
+        let Some(pool) = snapshot.pool(None) else { return };
+        let (mut rng, mut key) = (SmallRng::seed_from_u64(1), 0_u64);
+        group.bench_function(BenchmarkId::new("prefix_aware, home open", replicas), |b| {
+            b.iter(|| {
+                key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                router.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[]), &mut rng)
+            });
+        });
+    }
+}
+
+criterion_group!(benches, key, choice);
+criterion_main!(benches);
