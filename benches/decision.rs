@@ -6,7 +6,7 @@ use std::time::Instant;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
 use prefix_router::request::{Ask, Key, Placement, Settings, Surface};
-use prefix_router::routing::{self, Candidates, Router};
+use prefix_router::routing::{self, Candidates, Chooser};
 use prefix_router::units::Weight;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -37,7 +37,7 @@ fn key(c: &mut Criterion) {
 
 fn choice(c: &mut Criterion) {
     let mut group = c.benchmark_group("choice");
-    let router = Router::new(&routing::Settings::default());
+    let chooser = Chooser::new(&routing::Settings::default());
     for replicas in [2_usize, 64, 256, 1_000] {
         let specs = (0..replicas).map(|index| ReplicaSpec {
             name: format!("10.0.{}.{}:8000", index / 256, index % 256),
@@ -55,7 +55,7 @@ fn choice(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("prefix_aware, home open", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                router.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[]), &mut rng)
+                chooser.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[]), &mut rng)
             });
         });
     }

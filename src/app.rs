@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::fleet::{Fleet, State};
 use crate::live::LiveFleet;
 use crate::proxy::{Parties, Proxy};
-use crate::routing::Router;
+use crate::routing::Chooser;
 use crate::telemetry::{self, Metrics};
 use crate::upstream::Upstream;
 use crate::{probe, server};
@@ -32,13 +32,14 @@ pub fn run(config: Config) -> Result<()> {
         runtime.worker_threads(config.server.worker_threads);
     }
     let runtime = runtime.enable_all().build().context("cannot start the threads that serve")?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
         let mut running = start(config).await?;
         tokio::select! {
             _ = terminate.recv() => tracing::info!("SIGTERM: draining"),
             _ = interrupt.recv() => tracing::info!("SIGINT: draining"),
+            () = running.stopped() => bail!("serving ended by itself"),
         }
         running.drain();
         tokio::select! {
@@ -47,7 +48,10 @@ pub fn run(config: Config) -> Result<()> {
             _ = interrupt.recv() => tracing::warn!("second SIGINT: stopped at once"),
         }
         Ok(())
-    })
+    });
+    // A name that is being resolved must not hold the exit back.
+    runtime.shutdown_background();
+    ended
 }
 
 /// A router at work. Dropping it stops everything at once.
@@ -106,29 +110,35 @@ pub async fn start(config: Config) -> Result<Running> {
     let admin_settings = server::Settings { max_connections: ADMIN_CONNECTIONS, ..config.server.clone() };
     tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, std::future::pending()));
 
-    let router = Router::new(&config.routing);
-    let parties = Parties { fleet, upstreams, router, metrics, draining: draining.clone(), admin };
+    let chooser = Chooser::new(&config.routing);
+    let parties = Parties { fleet, upstreams, chooser, metrics: Arc::clone(&metrics), draining: draining.clone(), admin };
     let routes = Proxy::new(config.proxy, config.key, parties).routes();
-    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining));
+    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, metrics));
 
     tracing::info!(%traffic, %admin, replicas = replicas.len(), "listening on {traffic}, metrics on {admin}, {} replicas", replicas.len());
     Ok(Running { traffic, admin, drain, serving, _tasks: tasks })
 }
 
-async fn serve_until_drained(listener: TcpListener, routes: axum::Router, settings: server::Settings, mut draining: watch::Receiver<bool>) {
+async fn serve_until_drained(
+    listener: TcpListener,
+    routes: axum::Router,
+    settings: server::Settings,
+    mut draining: watch::Receiver<bool>,
+    metrics: Arc<Metrics>,
+) {
     let limit = settings.drain_timeout;
     let mut told = draining.clone();
     let stop = async move {
         // The sender lives as long as the router; without it, stopping is right as well.
         let _ = told.wait_for(|draining| *draining).await;
     };
-    let serving = server::serve(listener, routes, settings, stop);
-    tokio::pin!(serving);
+    let mut serving = Box::pin(server::serve(listener, routes, settings, stop));
     tokio::select! {
         () = &mut serving => return,
         _ = draining.wait_for(|draining| *draining) => {}
     }
-    if timeout(limit, serving).await.is_err() {
+    if timeout(limit, &mut serving).await.is_err() {
+        metrics.cut_off();
         tracing::warn!("requests still in flight after {limit:?} (drain_timeout) were cut off");
     }
 }

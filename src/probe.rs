@@ -23,6 +23,7 @@ pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: healt
             Err(_) => (Outcome::CheckFailed, format!("{} did not answer within {:?}", settings.path, settings.timeout)),
         };
         fleet.report(upstream.replica(), outcome, &why);
+        // As good a time as any to let go of connections that nobody came for.
         upstream.close_idle();
         sleep(settings.interval.mul_f64(jitter())).await;
     }

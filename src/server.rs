@@ -8,6 +8,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -18,9 +19,11 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tower::ServiceExt;
 
 /// Connections from clients, and how they end.
@@ -31,6 +34,8 @@ pub struct Settings {
     /// Time for a request's head to arrive, from when the connection is free for it; zero: no limit. So it is also how long an idle
     /// connection is kept: above the 60 s after which load balancers stop using theirs, so that none sends into a closed one.
     pub header_timeout: Duration,
+    /// A client that takes nothing of its answer for this long is cut off; zero: never.
+    pub write_timeout: Duration,
     /// How long requests in flight may still take once the router is told to stop.
     pub drain_timeout: Duration,
     /// Threads that serve; zero: one per core.
@@ -39,12 +44,21 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { max_connections: 16_384, header_timeout: Duration::from_secs(75), drain_timeout: Duration::from_secs(30), worker_threads: 0 }
+        Self {
+            max_connections: 16_384,
+            header_timeout: Duration::from_secs(75),
+            write_timeout: Duration::from_secs(300),
+            drain_timeout: Duration::from_secs(30),
+            worker_threads: 0,
+        }
     }
 }
 
 /// The largest head that is read at all. The limit that clients are told of is below it; beyond this one hyper answers 431 by itself.
 const MAX_HEAD: usize = 512 << 10;
+
+/// How often the other end of a silent connection is asked whether it is still there.
+const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// After a failed `accept` (no file descriptors left, for instance): how long to wait for better times.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -58,6 +72,7 @@ pub async fn serve(listener: TcpListener, routes: Router, settings: Settings, st
         listener,
         routes,
         http: builder(&settings),
+        settings: settings.clone(),
         permits: Arc::new(Semaphore::new(settings.max_connections)),
         connections: JoinSet::new(),
     };
@@ -81,6 +96,7 @@ struct Server {
     listener: TcpListener,
     routes: Router,
     http: Arc<auto::Builder<TokioExecutor>>,
+    settings: Settings,
     permits: Arc<Semaphore>,
     connections: JoinSet<()>,
 }
@@ -93,9 +109,10 @@ impl Server {
             let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, client)) => {
-                    let connection = connection(stream, client, self.routes.clone(), Arc::clone(&self.http), graceful.watcher());
+                    let (http, routes, watcher) = (Arc::clone(&self.http), self.routes.clone(), graceful.watcher());
+                    let settings = self.settings.clone();
                     self.connections.spawn(async move {
-                        connection.await;
+                        serve_connection(stream, client, routes, http, watcher, settings).await;
                         drop(permit);
                     });
                 }
@@ -122,19 +139,49 @@ fn builder(settings: &Settings) -> Arc<auto::Builder<TokioExecutor>> {
         .timer(TokioTimer::new())
         .max_buf_size(MAX_HEAD)
         .header_read_timeout((!settings.header_timeout.is_zero()).then_some(settings.header_timeout));
-    builder.http2().timer(TokioTimer::new()).max_header_list_size(MAX_HEAD as u32);
+    builder.http2().timer(TokioTimer::new()).max_header_list_size(MAX_HEAD as u32).keep_alive_interval(KEEPALIVE);
     Arc::new(builder)
 }
 
-async fn connection(stream: TcpStream, client: SocketAddr, routes: Router, http: Arc<auto::Builder<TokioExecutor>>, watcher: Watcher) {
+async fn serve_connection(
+    stream: TcpStream,
+    client: SocketAddr,
+    routes: Router,
+    http: Arc<auto::Builder<TokioExecutor>>,
+    watcher: Watcher,
+    settings: Settings,
+) {
     // Fails only where the client has left already.
-    let _ = stream.set_nodelay(true);
+    let _ = prepare(&stream, &settings);
+    let begun = Arc::new(AtomicBool::new(false));
+    let at_first_request = Arc::clone(&begun);
     let service = service_fn(move |mut request: Request<Incoming>| {
+        at_first_request.store(true, Ordering::Relaxed);
         request.extensions_mut().insert(ConnectInfo(client));
         let routes = routes.clone();
         async move { Ok::<_, Infallible>(routes.oneshot(request.map(axum::body::Body::new)).await.unwrap_or_else(|never| match never {})) }
     });
     let connection = http.serve_connection(TokioIo::new(stream), service).into_owned();
+    let connection = watcher.watch(connection);
+    tokio::pin!(connection);
+    if !settings.header_timeout.is_zero() {
+        // hyper waits for ever for the first bytes, which tell HTTP/1.1 from h2c, and for an h2c client's first request.
+        let ended = timeout(settings.header_timeout, &mut connection).await.is_ok();
+        if ended || !begun.load(Ordering::Relaxed) {
+            return;
+        }
+    }
     // A client's broken connection is the client's business; what it means for a request is in that request's record.
-    let _ = watcher.watch(connection).await;
+    let _ = connection.await;
+}
+
+fn prepare(stream: &TcpStream, settings: &Settings) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4))?;
+    if !settings.write_timeout.is_zero() {
+        // The system watches this best: it knows what the client has taken.
+        socket.set_tcp_user_timeout(Some(settings.write_timeout))?;
+    }
+    Ok(())
 }

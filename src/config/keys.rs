@@ -177,13 +177,13 @@ pub(super) static KEYS: &[Key] = &[
     key("retries", "Further tries of a request whose answer has not begun.", "2", Kind::Number(0..=10, at!(proxy.retries as u32))),
     key(
         "retry_budget_percent",
-        "Retries allowed, in percent of requests.",
+        "Retries after a 429, a 503 or an ejection, in percent of requests.",
         "20",
         Kind::Number(0..=100, at!(proxy.retry_budget_percent as u32)),
     ),
     key(
         "retry_budget_floor",
-        "Retries per second that are allowed in any case.",
+        "Such retries per second that are allowed in any case.",
         "3",
         Kind::Number(0..=1_000, at!(proxy.retry_budget_floor as u32)),
     ),
@@ -200,6 +200,12 @@ pub(super) static KEYS: &[Key] = &[
         "Time for a request's head to arrive, and so how long an idle client connection is kept; 0s means none.",
         "75s",
         Kind::Time(NO_TIME..=MAX_TIME, at!(server.header_timeout)),
+    ),
+    key(
+        "write_timeout",
+        "A client that takes nothing of its answer for this long is cut off; 0s means never.",
+        "300s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(server.write_timeout)),
     ),
     key(
         "body_timeout",

@@ -7,7 +7,7 @@ mod replica;
 mod ring;
 mod snapshot;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,7 +17,6 @@ pub use ring::Ring;
 pub use snapshot::{Pool, Snapshot};
 
 use health::Health;
-use snapshot::Scope;
 
 /// All replicas, their health and their pools.
 #[derive(Debug)]
@@ -25,24 +24,36 @@ pub struct Fleet {
     replicas: Vec<Arc<Replica>>,
     health: Vec<Health>,
     settings: health::Settings,
-    /// Members and ring of each pool; they change with the membership only.
-    pools: Vec<(Scope, Vec<Arc<Replica>>, Arc<Ring>)>,
+    all: Membership,
+    by_model: HashMap<String, Membership>,
+    any_name: Option<Membership>,
 }
+
+/// Members and ring of a pool. Pools with the same members share them.
+type Membership = Arc<(Vec<Arc<Replica>>, Arc<Ring>)>;
 
 impl Fleet {
     /// A fleet of replicas that nothing is known of yet. `hash_seed` seeds the rings.
     pub fn new(specs: Vec<ReplicaSpec>, settings: health::Settings, hash_seed: u64) -> Self {
         let replicas: Vec<_> = specs.into_iter().enumerate().map(|(index, spec)| Replica::new(index, spec)).collect();
-        let pools = scopes(&replicas)
-            .into_iter()
-            .map(|scope| {
-                let members: Vec<_> = replicas.iter().filter(|replica| serves(replica.spec(), &scope)).cloned().collect();
+        let mut known: HashMap<Vec<usize>, Membership> = HashMap::new();
+        let mut membership = |serves: &dyn Fn(&ReplicaSpec) -> bool| {
+            let members: Vec<_> = replicas.iter().filter(|replica| serves(replica.spec())).cloned().collect();
+            let indices = members.iter().map(|member| member.index()).collect();
+            let new = || {
                 let ring = Arc::new(Ring::new(members.iter().map(|member| member.spec()), hash_seed));
-                (scope, members, ring)
-            })
-            .collect();
+                Arc::new((members, ring))
+            };
+            Arc::clone(known.entry(indices).or_insert_with(new))
+        };
+        let takes_any = |spec: &ReplicaSpec| spec.models.is_empty();
+        let all = membership(&|_| true);
+        let any_name = Some(membership(&takes_any)).filter(|any| !any.0.is_empty());
+        let models: HashSet<&String> = replicas.iter().flat_map(|replica| &replica.spec().models).collect();
+        let by_model =
+            models.into_iter().map(|model| (model.clone(), membership(&|spec| takes_any(spec) || spec.models.contains(model)))).collect();
         let health = vec![Health::default(); replicas.len()];
-        Self { replicas, health, settings, pools }
+        Self { replicas, health, settings, all, by_model, any_name }
     }
 
     /// Takes note of `outcome`; the state before and after where it changed.
@@ -56,35 +67,14 @@ impl Fleet {
     /// The picture as of now.
     pub fn snapshot(&self) -> Snapshot {
         let states: Vec<State> = self.health.iter().map(Health::state).collect();
-        let pools: HashMap<_, _> = self
-            .pools
-            .iter()
-            .map(|(scope, members, ring)| (scope.clone(), Pool::new(members.clone(), Arc::clone(ring), &states)))
-            .collect();
-        Snapshot { replicas: self.replicas.clone(), states, pools }
-    }
-}
-
-/// The pools that a fleet needs: one for everything, and more only where replicas say which models they serve.
-fn scopes(replicas: &[Arc<Replica>]) -> Vec<Scope> {
-    let mut scopes = vec![Scope::All];
-    let mut models: Vec<&String> = replicas.iter().flat_map(|replica| &replica.spec().models).collect();
-    models.sort_unstable();
-    models.dedup();
-    if !models.is_empty() {
-        scopes.extend(models.into_iter().map(|model| Scope::Model(model.clone())));
-        if replicas.iter().any(|replica| replica.spec().models.is_empty()) {
-            scopes.push(Scope::AnyName);
+        let pool = |membership: &Membership| Pool::new(membership.0.clone(), Arc::clone(&membership.1), &states);
+        Snapshot {
+            all: pool(&self.all),
+            by_model: self.by_model.iter().map(|(model, membership)| (model.clone(), pool(membership))).collect(),
+            any_name: self.any_name.as_ref().map(pool),
+            replicas: self.replicas.clone(),
+            states,
         }
-    }
-    scopes
-}
-
-fn serves(spec: &ReplicaSpec, scope: &Scope) -> bool {
-    match scope {
-        Scope::All => true,
-        Scope::AnyName => spec.models.is_empty(),
-        Scope::Model(model) => spec.models.is_empty() || spec.models.contains(model),
     }
 }
 

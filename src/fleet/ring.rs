@@ -12,8 +12,8 @@ use crate::request::Key;
 /// largest of 64 stays within 5 % (4.5 deviations) whatever the names are.
 const POINTS: usize = 8_192;
 
-/// Points of the whole ring, at most: 6 MB. Beyond 64 replicas (or an equal sum of weights) each has fewer points.
-const MOST_POINTS: usize = 64 * POINTS;
+/// Points of the whole ring, at most: 25 MB. Where the weights add up to more than 256, each replica has fewer points.
+const MOST_POINTS: usize = 256 * POINTS;
 
 /// A ring over the members of a pool, which it knows by their index.
 #[derive(Debug)]
@@ -70,8 +70,8 @@ fn weight(member: &ReplicaSpec) -> usize {
     member.weight.get() as usize
 }
 
-/// `POINTS`, halved until the whole ring is within its bound. It changes only where the sum of weights passes a power of two above 64, so
-/// that below it a replica more or less moves no other's points.
+/// `POINTS`, halved until the whole ring is within its bound. Up to a sum of weights of 256 that is never, so that a replica more or less moves
+/// no other's points; above, it is so only where the sum does not pass a power of two.
 fn points_per_weight(weights: usize) -> usize {
     let mut points = POINTS;
     while points > 1 && points * weights > MOST_POINTS {
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn memory_is_bounded() {
         assert!(ring(&names(1_000, 0)).places.len() <= MOST_POINTS);
-        let heavy: Vec<_> = (0..40).map(|index| member(&index.to_string(), 100)).collect();
+        let heavy: Vec<_> = (0..20).map(|index| member(&index.to_string(), 100)).collect();
         assert!(ring(&heavy).places.len() <= MOST_POINTS);
     }
 
@@ -171,7 +171,7 @@ mod tests {
 
         #[test]
         fn only_the_gained_or_lost_keys_move(
-            weights in prop::collection::vec(1_u64..4, 2..16),
+            weights in prop_oneof![prop::collection::vec(1_u64..4, 2..16), prop::collection::vec(8_u64..14, 2..8)],
             gone in any::<prop::sample::Index>(),
             keys in prop::collection::vec(any::<u64>(), 200),
         ) {

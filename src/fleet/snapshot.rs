@@ -40,23 +40,17 @@ impl Pool {
     }
 }
 
-/// Which models a pool serves.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Scope {
-    /// All replicas: for requests that name no model.
-    All,
-    /// The replicas that take any name: for models that nobody lists.
-    AnyName,
-    /// The replicas that list the model or take any name.
-    Model(String),
-}
-
 /// The fleet at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
     pub(super) replicas: Vec<Arc<Replica>>,
     pub(super) states: Vec<State>,
-    pub(super) pools: HashMap<Scope, Pool>,
+    /// All replicas: for requests that name no model.
+    pub(super) all: Pool,
+    /// For each model that some replica lists: the replicas that list it or take any name.
+    pub(super) by_model: HashMap<String, Pool>,
+    /// The replicas that take any name: for models that nobody lists.
+    pub(super) any_name: Option<Pool>,
 }
 
 impl Snapshot {
@@ -77,11 +71,7 @@ impl Snapshot {
 
     /// The pool for a request that names `model`; `None` where all replicas say what they serve and none serves it.
     pub fn pool(&self, model: Option<&str>) -> Option<&Pool> {
-        let Some(model) = model else { return self.pools.get(&Scope::All) };
-        if self.pools.len() == 1 {
-            // The usual fleet takes any name, and needs no copy of this one to see that.
-            return self.pools.get(&Scope::All);
-        }
-        self.pools.get(&Scope::Model(model.to_owned())).or_else(|| self.pools.get(&Scope::AnyName))
+        let Some(model) = model else { return Some(&self.all) };
+        self.by_model.get(model).or(self.any_name.as_ref())
     }
 }

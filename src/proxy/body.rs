@@ -8,6 +8,8 @@ use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 use http_body_util::BodyExt;
+use hyper::HeaderMap;
+use hyper::header::EXPECT;
 use tokio::time::timeout;
 
 use super::error::ProxyError;
@@ -15,37 +17,80 @@ use super::error::ProxyError;
 /// How much room is made on the word of a `Content-Length` alone.
 const TRUSTED: usize = 1 << 20;
 
-/// The whole body, of at most `limit` bytes, between whose pieces no more than `patience` passes (zero: any time).
-pub(super) async fn read(body: &mut Body, limit: usize, patience: Duration) -> Result<Bytes, ProxyError> {
-    // A body whose length is known to be too large is refused before it is asked for.
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if announced > limit {
-        return Err(ProxyError::BodyTooLarge(limit));
+/// How much of a refused request's body is still read, and for how long.
+const LINGER_BYTES: usize = 64 << 20;
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A request's body on its way in.
+pub(super) struct Inbound {
+    body: Body,
+    /// The client sends nothing before it is asked to. Reading asks.
+    waits: bool,
+}
+
+impl Inbound {
+    pub(super) fn new(body: Body, headers: &HeaderMap) -> Self {
+        Self { body, waits: headers.contains_key(EXPECT) }
     }
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
-    loop {
-        let next = body.frame();
-        let next =
-            if patience.is_zero() { next.await } else { timeout(patience, next).await.map_err(|_| ProxyError::BodyTooSlow(patience))? };
-        let Some(frame) = next else { break };
-        let Ok(piece) = frame.map_err(|error| blame(&error))?.into_data() else { continue };
-        if first.len() + rest.len() + piece.len() > limit {
+
+    /// The whole body, of at most `limit` bytes, between whose pieces no more than `patience` passes (zero: any time).
+    pub(super) async fn read(&mut self, limit: usize, patience: Duration) -> Result<Bytes, ProxyError> {
+        // A body whose length is known to be too large is refused before it is asked for.
+        let announced = usize::try_from(self.body.size_hint().lower()).unwrap_or(usize::MAX);
+        if announced > limit {
             return Err(ProxyError::BodyTooLarge(limit));
         }
-        if first.is_empty() && rest.is_empty() {
-            first = piece;
-            continue;
+        self.waits = false;
+        let mut first = Bytes::new();
+        let mut rest = BytesMut::new();
+        while let Some(piece) = self.next(patience).await? {
+            if first.len() + rest.len() + piece.len() > limit {
+                return Err(ProxyError::BodyTooLarge(limit));
+            }
+            if first.is_empty() && rest.is_empty() {
+                first = piece;
+                continue;
+            }
+            if rest.is_empty() {
+                rest.reserve(announced.min(TRUSTED).max(first.len() + piece.len()));
+                rest.extend_from_slice(&std::mem::take(&mut first));
+            }
+            rest.extend_from_slice(&piece);
         }
-        if rest.is_empty() {
-            rest.reserve(announced.min(TRUSTED).max(first.len() + piece.len()));
-            rest.extend_from_slice(&first);
-            first = Bytes::new();
-        }
-        rest.extend_from_slice(&piece);
+        // A body that came in one piece is never copied.
+        Ok(if rest.is_empty() { first } else { rest.freeze() })
     }
-    // A body that came in one piece is never copied.
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+
+    async fn next(&mut self, patience: Duration) -> Result<Option<Bytes>, ProxyError> {
+        loop {
+            let frame = self.body.frame();
+            let frame = if patience.is_zero() {
+                frame.await
+            } else {
+                timeout(patience, frame).await.map_err(|_| ProxyError::BodyTooSlow(patience))?
+            };
+            let Some(frame) = frame else { return Ok(None) };
+            // What is no data is a trailer, which means nothing to an engine.
+            if let Ok(piece) = frame.map_err(|error| blame(&error))?.into_data() {
+                return Ok(Some(piece));
+            }
+        }
+    }
+
+    /// Reads the rest of a refused request's body beside the answer, within bounds. A client that is still sending would otherwise meet a
+    /// closed connection and never read why it was refused.
+    pub(super) fn discard(mut self) {
+        if self.waits || self.body.is_end_stream() {
+            return;
+        }
+        tokio::spawn(timeout(LINGER, async move {
+            let mut left = LINGER_BYTES;
+            while let Some(Ok(frame)) = self.body.frame().await {
+                let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { break };
+                left = rest;
+            }
+        }));
+    }
 }
 
 /// Whether the client left in mid-body, or sent something that is no body.
@@ -59,23 +104,4 @@ fn blame(error: &axum::Error) -> ProxyError {
         cause = error.source();
     }
     ProxyError::ClientGone
-}
-
-/// How long a refused request's body is still read.
-const LINGER: Duration = Duration::from_secs(2);
-
-/// Reads the rest of a refused request's body, within bounds. A client that is still sending would otherwise meet a closed connection
-/// and never read why it was refused.
-pub(super) async fn discard(mut body: Body, limit: usize) {
-    let mut left = limit;
-    let _ = timeout(LINGER, async {
-        while let Some(Ok(frame)) = body.frame().await {
-            let length = frame.data_ref().map_or(0, Bytes::len);
-            match left.checked_sub(length) {
-                Some(rest) => left = rest,
-                None => break,
-            }
-        }
-    })
-    .await;
 }

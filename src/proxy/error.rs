@@ -36,7 +36,7 @@ pub(super) enum ProxyError {
     BodyTooSlow(Duration),
     #[error("the request's body is not what its head says")]
     BodyBroken,
-    #[error("the client left")]
+    #[error("the request's body ended before its end")]
     ClientGone,
     #[error("the request's body is larger than {0} bytes (max_body)")]
     BodyTooLarge(usize),
@@ -61,11 +61,15 @@ pub(super) enum ProxyError {
 }
 
 impl ProxyError {
+    /// The model is a client's text: as much of it as tells which one was meant.
+    pub(super) fn unknown_model(model: Option<&str>) -> Self {
+        Self::UnknownModel(model.unwrap_or_default().chars().take(128).collect())
+    }
+
     /// Status and code, side by side for all.
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::BadIdentifier => (StatusCode::BAD_REQUEST, "bad_identifier"),
-            // Nobody reads the answer to a client that left.
             Self::BodyBroken | Self::ClientGone => (StatusCode::BAD_REQUEST, "body_broken"),
             Self::PathNotExposed => (StatusCode::FORBIDDEN, "path_not_exposed"),
             Self::MetricsOnAdminPort(_) => (StatusCode::NOT_FOUND, "metrics_on_admin_port"),

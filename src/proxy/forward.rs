@@ -3,22 +3,23 @@
 //! After that byte nothing is sent again, ever: what follows is `stream`'s.
 
 use std::future::pending;
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use hyper::StatusCode;
 use hyper::body::Incoming;
 use hyper::http::response::Parts;
 use tokio::time::{Instant, sleep_until, timeout};
-use tower::retry::budget::Budget;
 
 use super::Proxy;
 use super::error::ProxyError;
-use crate::fleet::{Lease, Outcome, Replica, State};
+use crate::fleet::{Lease, Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
-use crate::routing::{Candidates, Choice};
+use crate::routing::{Candidates, Choice, Reason};
 use crate::telemetry::{Record, RetryCause, UpstreamError};
 use crate::upstream::{Connection, Outgoing, SendError, Upstream};
 
@@ -34,18 +35,37 @@ pub(super) struct Answer {
     pub(super) first_byte_by: Option<Instant>,
 }
 
+/// A whole 429 or 503, kept while other replicas are tried.
+pub(super) struct Busy {
+    pub(super) head: Parts,
+    pub(super) body: Bytes,
+    replica: String,
+    reason: Reason,
+}
+
+/// What a request that could be forwarded comes to.
+pub(super) enum Forwarded {
+    Answer(Answer),
+    /// Nobody answered better.
+    Busy(Busy),
+}
+
 /// Why a try brought no answer.
 enum Failure {
     Sending(SendError),
     /// The head came, the body did not.
     BodyBroke(hyper::Error),
-    /// The replica was taken out meanwhile; another can be tried, and the budget has been charged.
+    /// The replica was taken out meanwhile, and another one can be tried.
     Ejected,
     FirstByteTimeout,
 }
 
+/// The largest 429 or 503 that is kept, and how long its body may take.
+const BUSY_BODY: usize = 64 << 10;
+const BUSY_PATIENCE: Duration = Duration::from_secs(1);
+
 /// One request on its way to an answer.
-struct Forward<'a> {
+pub(super) struct Forward<'a> {
     proxy: &'a Proxy,
     outgoing: &'a Outgoing,
     ask: &'a Ask,
@@ -54,54 +74,69 @@ struct Forward<'a> {
     tried: Vec<Arc<Replica>>,
 }
 
-/// Brings the answer of the first replica that gives one.
-pub(super) async fn forward(
-    proxy: &Proxy,
-    outgoing: &Outgoing,
-    ask: &Ask,
-    surface: Surface,
-    record: &mut Record,
-) -> Result<Answer, ProxyError> {
-    let repeatable = surface.is_inference() || outgoing.method.is_safe();
-    let mut forward = Forward { proxy, outgoing, ask, repeatable, tried: Vec::new() };
-    proxy.budget.deposit();
-    let mut choice = forward.choose()?.ok_or(ProxyError::NoReplica)?;
-    // A 429 or 503 that is kept in case nobody answers better.
-    let mut busy = None;
-    loop {
-        forward.note(&choice, record);
-        let (cause, paid, error) = match forward.attempt(choice).await {
-            Ok(answer) if is_busy(answer.head.status) => {
-                record.metrics().failed(answer.lease.replica(), UpstreamError::Busy);
-                busy = Some(answer);
-                (forward.repeatable.then_some(RetryCause::Busy), false, ProxyError::NoReplica)
-            }
-            Ok(answer) => {
-                if answer.head.status.is_server_error() {
-                    record.metrics().failed(answer.lease.replica(), UpstreamError::Status5xx);
-                }
-                return Ok(answer);
-            }
-            Err(failure) => forward.judge(&failure, record),
-        };
-        let next = match cause {
-            Some(cause) if forward.may_retry() && (paid || proxy.budget.withdraw()) => forward.choose()?.map(|next| (cause, next)),
-            _ => None,
-        };
-        let Some((cause, next)) = next else { return busy.ok_or(error) };
-        record.metrics().retried(cause);
-        choice = next;
+impl<'a> Forward<'a> {
+    pub(super) fn new(proxy: &'a Proxy, outgoing: &'a Outgoing, ask: &'a Ask, surface: Surface) -> Self {
+        Self { proxy, outgoing, ask, repeatable: surface.is_inference() || outgoing.method.is_safe(), tried: Vec::new() }
     }
-}
 
-impl Forward<'_> {
+    /// Brings the answer of the first replica that gives one.
+    pub(super) async fn run(mut self, record: &mut Record) -> Result<Forwarded, ProxyError> {
+        self.proxy.budget.deposit(now());
+        let mut choice = self.choose()?.ok_or(ProxyError::NoReplica)?;
+        let mut busy = None;
+        loop {
+            self.note(&choice, record);
+            let reason = choice.reason;
+            let (cause, error) = match self.attempt(choice).await {
+                Ok(answer) if is_busy(answer.head.status) => {
+                    record.metrics().failed(answer.lease.replica(), UpstreamError::Busy);
+                    if !self.repeatable || !self.may_retry() || !self.is_another(|_, _| true) {
+                        return Ok(Forwarded::Answer(answer));
+                    }
+                    busy = keep(answer, reason).await.or(busy);
+                    (Some(RetryCause::Busy), ProxyError::ReplicaBroke)
+                }
+                Ok(answer) => {
+                    if answer.head.status.is_server_error() {
+                        record.metrics().failed(answer.lease.replica(), UpstreamError::Status5xx);
+                    }
+                    return Ok(Forwarded::Answer(answer));
+                }
+                Err(failure) => self.assess(&failure, record),
+            };
+            match cause.map(|cause| self.next(cause)).transpose()?.flatten() {
+                Some(next) => choice = next,
+                None => {
+                    let busy = busy.ok_or(error)?;
+                    (record.replica, record.reason) = (Some(busy.replica.clone()), Some(busy.reason));
+                    return Ok(Forwarded::Busy(busy));
+                }
+            }
+        }
+    }
+
     /// Picks a replica that was not tried yet, on the picture as of now.
     fn choose(&self) -> Result<Option<Choice>, ProxyError> {
         let parties = &self.proxy.parties;
         let snapshot = parties.fleet.snapshot();
         let model = self.ask.model.as_deref();
-        let pool = snapshot.pool(model).ok_or_else(|| ProxyError::UnknownModel(model.unwrap_or_default().to_owned()))?;
-        Ok(parties.router.choose(self.ask.placement, &Candidates::new(pool, &self.tried), &mut rand::rng()))
+        let pool = snapshot.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
+        Ok(parties.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried), &mut rand::rng()))
+    }
+
+    /// The next replica to try after a failure, where settings and budget allow one.
+    fn next(&self, cause: RetryCause) -> Result<Option<Choice>, ProxyError> {
+        if !self.may_retry() {
+            return Ok(None);
+        }
+        let Some(choice) = self.choose()? else { return Ok(None) };
+        // What asks a living fleet for more has to be paid for (for an ejection that has happened). What died with its replica is asked of
+        // nobody any more: sending it again adds no load.
+        if cause == RetryCause::Busy && !self.proxy.budget.withdraw(now()) {
+            return Ok(None);
+        }
+        self.proxy.parties.metrics.retried(cause);
+        Ok(Some(choice))
     }
 
     fn note(&mut self, choice: &Choice, record: &mut Record) {
@@ -113,10 +148,17 @@ impl Forward<'_> {
         self.tried.push(Arc::clone(replica));
     }
 
-    /// Whether the settings allow a further try (the budget is asked only when it comes to that).
+    /// Whether the settings allow a further try.
     fn may_retry(&self) -> bool {
         let settings = &self.proxy.settings;
         self.tried.len() <= settings.retries as usize && self.outgoing.body.len() <= settings.replay_buffer
+    }
+
+    /// Whether a replica that was not tried yet, and is `good`, could be chosen.
+    fn is_another(&self, good: impl Fn(&Snapshot, &Replica) -> bool) -> bool {
+        let snapshot = self.proxy.parties.fleet.snapshot();
+        let pool = snapshot.pool(self.ask.model.as_deref());
+        pool.is_some_and(|pool| Candidates::new(pool, &self.tried).iter().any(|other| good(&snapshot, other)))
     }
 
     /// One try, from sending to the first byte.
@@ -150,7 +192,8 @@ impl Forward<'_> {
         Ok(Answer { head, first, rest, connection, upstream, lease, first_byte_by })
     }
 
-    /// Resolves when the replica on which this request waits has been taken out and another one is up, if a retry is still allowed.
+    /// Resolves when the replica on which this request waits has been taken out, another one is up, and a retry is allowed, which this pays
+    /// for: a request that cannot be sent elsewhere is better off waiting on.
     async fn ejected(&self, replica: &Replica) {
         if !self.repeatable || !self.may_retry() {
             return pending().await;
@@ -158,12 +201,8 @@ impl Forward<'_> {
         let fleet = &self.proxy.parties.fleet;
         let mut changes = fleet.changes();
         loop {
-            let snapshot = fleet.snapshot();
-            if snapshot.state(replica) == State::Down
-                && let Some(pool) = snapshot.pool(self.ask.model.as_deref())
-                && Candidates::new(pool, &self.tried).iter().any(|other| snapshot.state(other) == State::Up)
-                && self.proxy.budget.withdraw()
-            {
+            let is_out = fleet.snapshot().state(replica) == State::Down;
+            if is_out && self.is_another(|snapshot, other| snapshot.state(other) == State::Up) && self.proxy.budget.withdraw(now()) {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -172,34 +211,62 @@ impl Forward<'_> {
         }
     }
 
-    /// What a failure means: whether and why to try again, whether that has been paid for, and what the client is told otherwise.
-    fn judge(&self, failure: &Failure, record: &Record) -> (Option<RetryCause>, bool, ProxyError) {
-        let Some(replica) = self.tried.last() else { return (None, false, ProxyError::NoReplica) };
+    /// What a failure means: why the request may be sent again, if it may, and what the client is told otherwise.
+    fn assess(&self, failure: &Failure, record: &Record) -> (Option<RetryCause>, ProxyError) {
+        let Some(replica) = self.tried.last() else { return (None, ProxyError::NoReplica) };
         let (kind, why) = match failure {
             Failure::Sending(error @ SendError::Connect(_)) => (UpstreamError::Connect, error.to_string()),
             Failure::Sending(error @ SendError::Broke { .. }) => (UpstreamError::Broke, error.to_string()),
             Failure::BodyBroke(error) => (UpstreamError::Broke, error.to_string()),
             Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
-            Failure::Ejected => return (Some(RetryCause::Ejected), true, ProxyError::ReplicaBroke),
+            Failure::Ejected => return (Some(RetryCause::Ejected), ProxyError::ReplicaBroke),
         };
         record.metrics().failed(replica, kind);
         let (request_id, name) = (&record.request_id, replica.name());
         tracing::warn!(request_id, replica = name, kind = kind.label(), "request {request_id} failed on replica {name}: {why}");
         match failure {
-            Failure::Sending(SendError::Connect(_)) => {
-                self.proxy.parties.fleet.report(replica, Outcome::ConnectFailed, &why);
-                (Some(RetryCause::Connect), false, ProxyError::ConnectFailed)
+            Failure::Sending(SendError::Connect(error)) => {
+                if is_the_replicas_fault(error) {
+                    self.proxy.parties.fleet.report(replica, Outcome::ConnectFailed, &why);
+                }
+                (Some(RetryCause::Connect), ProxyError::ConnectFailed)
             }
-            Failure::Sending(SendError::Broke { written: false, .. }) => (Some(RetryCause::Broke), false, ProxyError::ReplicaBroke),
-            Failure::FirstByteTimeout => (None, false, ProxyError::FirstByteTimeout(self.proxy.settings.first_byte_timeout)),
-            _ => (self.repeatable.then_some(RetryCause::Broke), false, ProxyError::ReplicaBroke),
+            Failure::Sending(SendError::Broke { written: false, .. }) => (Some(RetryCause::Broke), ProxyError::ReplicaBroke),
+            Failure::FirstByteTimeout => (None, ProxyError::FirstByteTimeout(self.proxy.settings.first_byte_timeout)),
+            _ => (self.repeatable.then_some(RetryCause::Broke), ProxyError::ReplicaBroke),
         }
     }
+}
+
+/// Reads a busy replica's answer to its end, so that nothing is outstanding there while another replica is tried. `None` where that fails.
+async fn keep(answer: Answer, reason: Reason) -> Option<Busy> {
+    let Answer { head, rest, connection, upstream, lease, .. } = answer;
+    let body = timeout(BUSY_PATIENCE, Limited::new(rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
+    upstream.give_back(connection);
+    Some(Busy { head, body, replica: lease.replica().name().to_owned(), reason })
 }
 
 /// The replica lives but wants no more work now.
 fn is_busy(status: StatusCode) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+}
+
+/// Whether an attempt to connect failed at the other end. Of a lack of ports or files here, or of a name that does not resolve just now, every
+/// replica would look guilty in turn.
+fn is_the_replicas_fault(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::TimedOut
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+    )
+}
+
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
 }
 
 async fn until(time: Option<Instant>) {

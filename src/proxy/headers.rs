@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use hyper::header::{
-    AsHeaderName, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE,
+    AsHeaderName, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::{HeaderMap, Uri};
 use rand::RngExt;
@@ -33,6 +33,10 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 
 /// Takes away what belongs to one connection only.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        // It rules; a length beside it may be wrong (RFC 9112, 6.3).
+        headers.remove(CONTENT_LENGTH);
+    }
     let named: Vec<HeaderName> = tokens(headers, CONNECTION).filter_map(|name| HeaderName::try_from(name).ok()).collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         // The length describes the body, whoever claims otherwise.
@@ -49,6 +53,13 @@ pub(super) fn toward_replica(headers: &mut HeaderMap, uri: &Uri, client: SocketA
     // The router has asked for the body itself.
     headers.remove(EXPECT);
     headers.remove(HOST);
+    if headers.get_all(COOKIE).iter().nth(1).is_some() {
+        // HTTP/2 may split the field, HTTP/1.1 may not (RFC 9113, 8.2.3).
+        let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+        if let Ok(cookie) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
+            headers.insert(COOKIE, cookie);
+        }
+    }
     append(headers, FORWARDED_FOR, HeaderValue::from_str(&client.ip().to_canonical().to_string()).ok());
     append(headers, FORWARDED_PROTO, Some(HeaderValue::from_static("http")));
     append(headers, FORWARDED_HOST, host);
@@ -71,7 +82,8 @@ fn append(headers: &mut HeaderMap, name: HeaderName, value: Option<HeaderValue>)
 /// The request's identifier for logs: the client's, else one that is made and added.
 pub(super) fn request_id(headers: &mut HeaderMap) -> String {
     if let Some(given) = headers.get(REQUEST_ID) {
-        return String::from_utf8_lossy(given.as_bytes()).into_owned();
+        // Whatever its length, a log line stays a line.
+        return String::from_utf8_lossy(&given.as_bytes()[..given.len().min(128)]).into_owned();
     }
     let made = format!("{:032x}", rand::rng().random::<u128>());
     if let Ok(value) = HeaderValue::from_str(&made) {

@@ -11,6 +11,7 @@ use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::http::request::Parts;
 use serde_json::value::RawValue;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Proxy;
@@ -83,7 +84,7 @@ fn models(told: Vec<(Arc<Replica>, Told)>) -> Result<Response, ProxyError> {
     }
 }
 
-/// The sum of what the replicas say is running there; of one that does not say, what this router has running there.
+/// The sum of what runs on the replicas: what each says, or what this router has there, whichever is more.
 fn load(told: Vec<(Arc<Replica>, Told)>) -> Response {
     #[derive(serde::Deserialize)]
     struct Load {
@@ -93,7 +94,8 @@ fn load(told: Vec<(Arc<Replica>, Told)>) -> Response {
         .iter()
         .map(|(replica, told)| {
             let said = told.as_ref().and_then(|(_, body)| serde_json::from_slice::<Load>(body).ok());
-            said.map_or_else(|| replica.outstanding(), |load| load.server_load)
+            // An engine that does not track its load says 0.
+            said.map_or(0, |load| load.server_load).max(replica.outstanding())
         })
         .sum();
     json(StatusCode::OK, format!(r#"{{"server_load":{sum}}}"#))
@@ -110,19 +112,21 @@ fn json(status: StatusCode, body: impl Into<Body>) -> Response {
 async fn ask_all(proxy: &Proxy, path: &'static str, authorization: Option<&HeaderValue>) -> Vec<(Arc<Replica>, Told)> {
     let snapshot = proxy.parties.fleet.snapshot();
     let Some(pool) = snapshot.pool(None) else { return Vec::new() };
-    let asked = pool.members().iter().enumerate().map(|(index, replica)| {
-        let usable = pool.is_usable(index);
-        let upstream = Arc::clone(&proxy.parties.upstreams[replica.index()]);
-        let authorization = authorization.cloned();
-        let answer = tokio::spawn(async move {
-            if usable { timeout(PATIENCE, upstream.get(path, authorization, MAX_ANSWER)).await.ok()?.ok() } else { None }
-        });
-        (Arc::clone(replica), answer)
-    });
-    let asked: Vec<_> = asked.collect();
-    let mut told = Vec::with_capacity(asked.len());
-    for (replica, answer) in asked {
-        told.push((replica, answer.await.ok().flatten()));
+    // Dropped with this future, when the client leaves: then nobody is asked any longer.
+    let mut answers = JoinSet::new();
+    let mut told: Vec<(Arc<Replica>, Told)> = Vec::with_capacity(pool.members().len());
+    for (index, replica) in pool.members().iter().enumerate() {
+        told.push((Arc::clone(replica), None));
+        if pool.is_usable(index) {
+            let upstream = Arc::clone(&proxy.parties.upstreams[replica.index()]);
+            let authorization = authorization.cloned();
+            answers.spawn(async move { (index, timeout(PATIENCE, upstream.get(path, authorization, MAX_ANSWER)).await) });
+        }
+    }
+    while let Some(answer) = answers.join_next().await {
+        if let Ok((index, Ok(Ok(answer)))) = answer {
+            told[index].1 = Some(answer);
+        }
     }
     told
 }

@@ -4,6 +4,7 @@
 //! It holds no policy: what a request asks is `request`'s, where it goes is `routing`'s, who is up is `fleet`'s.
 
 mod body;
+mod budget;
 mod error;
 mod forward;
 mod headers;
@@ -12,25 +13,25 @@ mod stream;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::response::Response;
 use http_body::Body as _;
-use hyper::header::{EXPECT, HeaderName, HeaderValue};
+use hyper::header::{HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Uri};
 use tokio::sync::watch;
-use tower::retry::budget::TpsBudget;
 
 use crate::live::LiveFleet;
 use crate::request::{self, Ask, Dialect, Refusal, Surface};
-use crate::routing::Router;
+use crate::routing::Chooser;
 use crate::telemetry::{Metrics, Record};
 use crate::upstream::{Outgoing, Upstream};
+use body::Inbound;
+use budget::Budget;
 use error::ProxyError;
-use forward::Answer;
+use forward::{Answer, Forward, Forwarded};
 
 const REPLICA: HeaderName = HeaderName::from_static("x-prefix-router-replica");
 const REASON: HeaderName = HeaderName::from_static("x-prefix-router-reason");
@@ -44,9 +45,9 @@ pub struct Settings {
     pub expose_paths: Vec<String>,
     /// Further replicas tried, at most, before the first byte.
     pub retries: u32,
-    /// Retries may be this share of recent requests.
+    /// Retries after a 429, a 503 or an ejection may be this share of recent requests. (What died with its replica is sent again in any case.)
     pub retry_budget_percent: u32,
-    /// Retries per second that are allowed whatever the share.
+    /// Such retries per second that are allowed whatever the share.
     pub retry_budget_floor: u32,
     /// A larger body is not sent twice.
     pub replay_buffer: usize,
@@ -90,7 +91,7 @@ pub struct Parties {
     /// The connections to each replica, at its place in the fleet.
     pub upstreams: Vec<Arc<Upstream>>,
     /// Who is chosen.
-    pub router: Router,
+    pub chooser: Chooser,
     /// Where counts go.
     pub metrics: Arc<Metrics>,
     /// Turns true when the router is to stop.
@@ -102,23 +103,22 @@ pub struct Parties {
 /// The traffic port's service.
 pub struct Proxy {
     settings: Settings,
-    key: request::Settings,
+    key_settings: request::Settings,
     parties: Parties,
-    budget: TpsBudget,
+    budget: Budget,
 }
 
-/// Who answers.
+/// An answer: whole, or a replica's that has begun.
 enum Reply {
-    Router(Response),
-    Replica(Answer),
+    Whole(Response),
+    Begun(Answer),
 }
 
 impl Proxy {
     /// A service over the given parties.
-    pub fn new(settings: Settings, key: request::Settings, parties: Parties) -> Arc<Self> {
-        let share = settings.retry_budget_percent as f32 / 100.0;
-        let budget = TpsBudget::new(Duration::from_secs(10), settings.retry_budget_floor, share);
-        Arc::new(Self { settings, key, parties, budget })
+    pub fn new(settings: Settings, key_settings: request::Settings, parties: Parties) -> Arc<Self> {
+        let budget = Budget::new(settings.retry_budget_percent, settings.retry_budget_floor, Instant::now());
+        Arc::new(Self { settings, key_settings, parties, budget })
     }
 
     /// Serves every path of the traffic port.
@@ -127,22 +127,21 @@ impl Proxy {
     }
 
     async fn handle(State(proxy): State<Arc<Self>>, ConnectInfo(client): ConnectInfo<SocketAddr>, request: Request) -> Response {
-        let (mut head, mut body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         let mut record = Record::new(Arc::clone(&proxy.parties.metrics), head.method.clone(), head.uri.path());
         record.request_id = headers::request_id(&mut head.headers);
         let request_id = head.headers.get(headers::REQUEST_ID).cloned();
         let dialect = Dialect::of(head.uri.path());
-        let asks_for_continue = head.headers.contains_key(EXPECT);
+        let mut body = Inbound::new(body, &head.headers);
 
         let reply = proxy.answer(head, &mut body, client, &mut record).await;
         let mut response = match reply {
-            Ok(Reply::Replica(answer)) => answer.into_response(&proxy.settings, dialect, record),
-            Ok(Reply::Router(response)) => finish(response, record, &proxy.settings),
-            Err(ProxyError::ClientGone) => return Response::default(),
+            Ok(Reply::Begun(answer)) => answer.into_response(&proxy.settings, dialect, record),
+            Ok(Reply::Whole(response)) => finish(response, record, &proxy.settings),
+            // It may still listen; its record says that it left.
+            Err(error @ ProxyError::ClientGone) => error.response(dialect),
             Err(error) => {
-                if !asks_for_continue && !body.is_end_stream() {
-                    tokio::spawn(body::discard(body, proxy.settings.max_body));
-                }
+                body.discard();
                 record.error = Some(error.code());
                 finish(error.response(dialect), record, &proxy.settings)
             }
@@ -154,22 +153,25 @@ impl Proxy {
     }
 
     /// From a request's head to who answers it.
-    async fn answer(&self, head: Parts, body: &mut Body, client: SocketAddr, record: &mut Record) -> Result<Reply, ProxyError> {
+    async fn answer(&self, head: Parts, body: &mut Inbound, client: SocketAddr, record: &mut Record) -> Result<Reply, ProxyError> {
         let surface = self.judge(&head, record)?;
         let identifier = headers::identifier(&head.headers)?;
         if head.method != Method::OPTIONS
             && let Some(own) = local::answer(self, surface, &head).await
         {
-            return own.map(Reply::Router);
+            return own.map(Reply::Whole);
         }
 
-        let bytes = body::read(body, self.settings.max_body, self.settings.body_timeout).await?;
+        let bytes = body.read(self.settings.max_body, self.settings.body_timeout).await?;
         record.body_bytes = bytes.len();
-        let ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &self.key) } else { Ask::default() };
+        let ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &self.key_settings) } else { Ask::default() };
 
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
-        forward::forward(self, &outgoing, &ask, surface, record).await.map(Reply::Replica)
+        Ok(match Forward::new(self, &outgoing, &ask, surface).run(record).await? {
+            Forwarded::Answer(answer) => Reply::Begun(answer),
+            Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
+        })
     }
 
     /// What the head alone tells: the surface, or why the request is refused before its body is asked for.
@@ -179,7 +181,7 @@ impl Proxy {
             Refusal::MetricsOnAdmin => ProxyError::MetricsOnAdminPort(self.parties.admin),
         })?;
         record.surface = Some(surface);
-        if headers::size(&head.headers) > self.settings.max_header_bytes {
+        if head.uri.path_and_query().map_or(0, |path| path.as_str().len()) + headers::size(&head.headers) > self.settings.max_header_bytes {
             return Err(ProxyError::HeadersTooLarge(self.settings.max_header_bytes));
         }
         if headers::wants_websocket(&head.headers) {

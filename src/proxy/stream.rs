@@ -11,13 +11,13 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use hyper::HeaderMap;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
-use tokio::time::{Instant, Sleep, sleep_until};
+use hyper::{HeaderMap, Version};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::error::ProxyError;
-use super::forward::Answer;
+use super::forward::{Answer, Busy};
 use super::{Settings, headers, name_choice};
 use crate::fleet::Lease;
 use crate::request::Dialect;
@@ -28,6 +28,8 @@ impl Answer {
     /// The response to the client, whose body holds everything that lives as long as the answer.
     pub(super) fn into_response(mut self, settings: &Settings, dialect: Dialect, mut record: Record) -> Response {
         headers::strip_hop_by_hop(&mut self.head.headers);
+        // Each connection has its own version; the server knows what its client understands.
+        self.head.version = Version::HTTP_11;
         record.status = Some(self.head.status);
         let events = is_plain_event_stream(&self.head.headers).then(|| Events { dialect, tail: Vec::with_capacity(TAIL) });
         let mut response = Response::from_parts(self.head, ());
@@ -52,6 +54,15 @@ impl Answer {
     }
 }
 
+impl Busy {
+    /// The response to the client, as the replica gave it.
+    pub(super) fn into_response(mut self) -> Response {
+        headers::strip_hop_by_hop(&mut self.head.headers);
+        self.head.version = Version::HTTP_11;
+        Response::from_parts(self.head, Body::from(self.body))
+    }
+}
+
 /// What lives as long as the replica's work for a request.
 struct Work {
     connection: Connection,
@@ -60,12 +71,15 @@ struct Work {
     record: Record,
 }
 
+/// Long enough for a few hundred bytes on any connection that still moves.
+const FLUSH: Duration = Duration::from_millis(50);
+
 /// How far a broken answer's end has come.
 enum Ending {
     /// Nothing broke.
     Open,
-    /// The error event is out; what is buffered is written before the connection is cut.
-    Flush,
+    /// The error event is out, and gets a moment to be written: a server drops what it has buffered when a body fails.
+    Flush(Pin<Box<Sleep>>),
     /// The connection is cut at the next step.
     Cut,
 }
@@ -97,13 +111,12 @@ impl HttpBody for ResponseBody {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
         let this = &mut *self;
-        match this.ending {
+        match &mut this.ending {
             Ending::Open => {}
-            Ending::Flush => {
-                // hyper writes out what it has while a body is pending, and drops it when a body fails.
+            Ending::Flush(moment) => {
+                ready!(moment.as_mut().poll(cx));
                 this.ending = Ending::Cut;
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+                return Poll::Ready(Some(Err(CutOff)));
             }
             Ending::Cut => return Poll::Ready(Some(Err(CutOff))),
         }
@@ -153,7 +166,8 @@ impl HttpBody for ResponseBody {
 
 impl ResponseBody {
     fn passed_on(&mut self, frame: &Frame<Bytes>) {
-        let Some(data) = frame.data_ref() else { return };
+        // Trailers are the last piece; nobody asks for more after them.
+        let Some(data) = frame.data_ref() else { return self.end() };
         if let Some(work) = &mut self.work {
             work.record.passed_on(data.len());
         }
@@ -206,13 +220,23 @@ impl ResponseBody {
         }
         match self.events.take().and_then(|events| events.error_event(error)) {
             Some(event) => {
-                self.ending = Ending::Flush;
+                self.ending = Ending::Flush(Box::pin(sleep(FLUSH)));
                 Poll::Ready(Some(Ok(Frame::data(event))))
             }
             None => {
                 self.ending = Ending::Cut;
                 Poll::Ready(Some(Err(CutOff)))
             }
+        }
+    }
+}
+
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if self.events.as_ref().is_some_and(Events::are_over)
+            && let Some(work) = &mut self.work
+        {
+            work.record.complete();
         }
     }
 }
@@ -235,11 +259,16 @@ impl Events {
         self.tail.extend_from_slice(fresh);
     }
 
-    /// What ends the line and the event that were under way, and one event that tells of `error`. `None` where the stream said that it is over.
-    fn error_event(&self, error: &ProxyError) -> Option<Bytes> {
+    /// Whether the stream has said that it is over. Clients may close then and leave the rest unread.
+    fn are_over(&self) -> bool {
         let text = self.tail.trim_ascii_end();
         let line = text.rsplit(|&byte| byte == b'\n' || byte == b'\r').next().unwrap_or_default();
-        if matches!(line, b"data: [DONE]" | b"data:[DONE]" | br#"data: {"type":"message_stop"}"#) {
+        matches!(line, b"data: [DONE]" | b"data:[DONE]" | br#"data: {"type":"message_stop"}"#)
+    }
+
+    /// What ends the line and the event that were under way, and one event that tells of `error`. `None` where the stream said that it is over.
+    fn error_event(&self, error: &ProxyError) -> Option<Bytes> {
+        if self.are_over() {
             return None;
         }
         let line_ends = self.tail.iter().rev().take_while(|byte| byte.is_ascii_whitespace()).filter(|&&byte| byte == b'\n').count();
@@ -249,7 +278,7 @@ impl Events {
     }
 }
 
-/// Whether these are server-sent events that can be read, and to which one can be added.
+/// Whether these are server-sent events that can be read, and to which one can be added (not so where the length is fixed).
 fn is_plain_event_stream(headers: &HeaderMap) -> bool {
     let is_event_stream = headers
         .get(CONTENT_TYPE)

@@ -3,6 +3,7 @@
 //! It does not judge: inside a value that nobody looks at, only strings and brackets are followed. The engine is the judge of a body.
 //! Nothing here recurses, so no depth of nesting can exhaust the stack.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 
 use memchr::memchr2;
@@ -199,7 +200,12 @@ impl<'a> RawString<'a> {
         Ok(())
     }
 
-    /// The whole text, escapes undone.
+    /// The whole text, escapes undone; borrowed where there are none.
+    pub(super) fn text(self) -> Result<Cow<'a, str>, Malformed> {
+        if memchr::memchr(b'\\', self.0.as_bytes()).is_none() { Ok(Cow::Borrowed(self.0)) } else { self.to_text().map(Cow::Owned) }
+    }
+
+    /// The whole text as one's own.
     pub(super) fn to_text(self) -> Result<String, Malformed> {
         let mut text = String::with_capacity(self.0.len());
         self.pieces(|piece| {
@@ -211,7 +217,7 @@ impl<'a> RawString<'a> {
 
     /// Whether the text is `other`.
     pub(super) fn is(self, other: &str) -> bool {
-        self.0 == other || (self.0.contains('\\') && self.to_text().is_ok_and(|text| text == other))
+        self.text().is_ok_and(|text| text == other)
     }
 }
 

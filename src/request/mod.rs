@@ -16,7 +16,7 @@ pub use surface::{Dialect, Refusal, Surface};
 use crate::units::PrefixLength;
 use json::Malformed;
 use key::KeyHasher;
-use prompt::Body;
+use prompt::Fields;
 use surface::Family;
 
 /// The header that carries an identifier. It wins over the body's `prompt_cache_key`.
@@ -72,12 +72,12 @@ impl Ask {
     ///
     /// There is no wrong body: what cannot be read as the surface's JSON is placed by its raw bytes, and the engine judges it.
     pub fn read(surface: Surface, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Self {
-        let understood = std::str::from_utf8(body).map_err(|_| Malformed).and_then(Body::parse);
+        let understood = std::str::from_utf8(body).map_err(|_| Malformed).and_then(Fields::parse);
         let Some(family) = surface.family() else {
-            return Self { model: understood.ok().and_then(|body| body.model), placement: Placement::ByLoad };
+            return Self { model: understood.ok().and_then(|fields| fields.model), placement: Placement::ByLoad };
         };
         let Ok(fields) = understood else {
-            return Self { model: None, placement: Placement::ByKey(native(&Body::default(), body, identifier, settings)) };
+            return Self { model: None, placement: Placement::ByKey(native(&Fields::default(), body, identifier, settings)) };
         };
         let key = if family == Family::Native {
             native(&fields, body, identifier, settings)
@@ -94,14 +94,14 @@ impl Ask {
 }
 
 /// The key of a body that counts as it stands, byte by byte.
-fn native(fields: &Body<'_>, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Option<Key> {
+fn native(fields: &Fields<'_>, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Option<Key> {
     let mut key = KeyHasher::new(Family::Native, settings.prefix_length.get(), settings.hash_seed);
     scope(&mut key, fields, identifier);
     key.bytes(body);
     key.finish()
 }
 
-fn scope(key: &mut KeyHasher, fields: &Body<'_>, identifier: Option<&str>) {
+fn scope(key: &mut KeyHasher, fields: &Fields<'_>, identifier: Option<&str>) {
     let identifier = identifier.or(fields.prompt_cache_key.as_deref());
     key.scope(fields.model.as_deref(), identifier, fields.cache_salt.as_deref());
 }

@@ -14,7 +14,7 @@ const MEDIA_SOURCES: [&str; 8] = ["url", "data", "image_url", "video_url", "audi
 
 /// The fields of a body that routing looks at, found in one pass. Of a field given twice the last counts, as for the engines.
 #[derive(Default)]
-pub(super) struct Body<'a> {
+pub(super) struct Fields<'a> {
     pub(super) model: Option<String>,
     pub(super) prompt_cache_key: Option<String>,
     pub(super) cache_salt: Option<String>,
@@ -26,32 +26,29 @@ pub(super) struct Body<'a> {
     tools: Option<Cursor<'a>>,
 }
 
-impl<'a> Body<'a> {
+impl<'a> Fields<'a> {
     /// The fields of the JSON object that `text` is.
     pub(super) fn parse(text: &'a str) -> Result<Self, Malformed> {
-        let mut body = Self::default();
+        let mut fields = Self::default();
         let mut cursor = Cursor::new(text);
         cursor.object(|name, value| {
-            let fields: [(&str, &mut Option<Cursor<'a>>); 6] = [
-                ("messages", &mut body.messages),
-                ("prompt", &mut body.prompt),
-                ("input", &mut body.input),
-                ("instructions", &mut body.instructions),
-                ("system", &mut body.system),
-                ("tools", &mut body.tools),
-            ];
-            if let Some((_, field)) = fields.into_iter().find(|(known, _)| name.is(known)) {
-                *field = Some(value);
-            }
-            let texts =
-                [("model", &mut body.model), ("prompt_cache_key", &mut body.prompt_cache_key), ("cache_salt", &mut body.cache_salt)];
-            if let Some((_, text)) = texts.into_iter().find(|(known, _)| name.is(known)) {
-                *text = string_at(value)?.map(RawString::to_text).transpose()?;
+            let text = |value| string_at(value)?.map(RawString::to_text).transpose();
+            match name.text()?.as_ref() {
+                "model" => fields.model = text(value)?,
+                "prompt_cache_key" => fields.prompt_cache_key = text(value)?,
+                "cache_salt" => fields.cache_salt = text(value)?,
+                "messages" => fields.messages = Some(value),
+                "prompt" => fields.prompt = Some(value),
+                "input" => fields.input = Some(value),
+                "instructions" => fields.instructions = Some(value),
+                "system" => fields.system = Some(value),
+                "tools" => fields.tools = Some(value),
+                _ => {}
             }
             Ok(())
         })?;
         cursor.end()?;
-        Ok(body)
+        Ok(fields)
     }
 
     /// Hashes the prompt of a body of `surface`, which has a text view.
@@ -97,10 +94,10 @@ impl Walk<'_> {
             let Some(mut message) = object_at(message) else { return Ok(()) };
             let (mut role, mut content) = (None, None);
             message.object(|name, value| {
-                if name.is("role") {
-                    role = string_at(value)?;
-                } else if name.is("content") {
-                    content = Some(value);
+                match name.text()?.as_ref() {
+                    "role" => role = string_at(value)?,
+                    "content" => content = Some(value),
+                    _ => {}
                 }
                 Ok(())
             })?;
@@ -137,12 +134,11 @@ impl Walk<'_> {
         let whole = part;
         let (mut kind, mut text, mut refusal) = (None, None, None);
         part.object(|name, value| {
-            if name.is("type") {
-                kind = string_at(value)?;
-            } else if name.is("text") {
-                text = string_at(value)?;
-            } else if name.is("refusal") {
-                refusal = string_at(value)?;
+            match name.text()?.as_ref() {
+                "type" => kind = string_at(value)?,
+                "text" => text = string_at(value)?,
+                "refusal" => refusal = string_at(value)?,
+                _ => {}
             }
             Ok(())
         })?;

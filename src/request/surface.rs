@@ -21,6 +21,8 @@ pub enum Surface {
     Invocations,
     /// `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`: no prefill, so no key
     Tokenize,
+    /// Scores, ranks, classes, sounds and pictures: computed, but without a key
+    OtherInference,
     /// Any other exposed path: passed on by load
     Other,
     /// `/health`, answered by the router
@@ -87,11 +89,17 @@ impl Surface {
             "/v1/models" => Self::Models,
             "/load" => Self::Load,
             "/version" => Self::Other,
-            // Pooling surfaces outside of /v1 (DESIGN: section 3): exposed, placed by load.
-            "/score" | "/rerank" | "/v2/rerank" | "/classify" | "/pooling" => Self::Other,
+            "/score" | "/rerank" | "/classify" | "/pooling" | "/v1/score" | "/v1/rerank" | "/v1/classify" | "/v1/pooling"
+            | "/v2/rerank" => Self::OtherInference,
             _ if is_endpoint(&plain) => Self::Invocations,
             _ if also.iter().any(|pattern| matches(pattern, path)) => Self::Other,
             "/metrics" => return Err(Refusal::MetricsOnAdmin),
+            _ if ["/v1/chat/completions/", "/v1/completions/", "/v1/audio/", "/v1/images/"]
+                .iter()
+                .any(|start| plain.starts_with(start)) =>
+            {
+                Self::OtherInference
+            }
             "/v1/load_lora_adapter" | "/v1/unload_lora_adapter" => return Err(Refusal::NotExposed),
             _ if plain.starts_with("/v1/") => Self::Other,
             _ => return Err(Refusal::NotExposed),
@@ -108,6 +116,7 @@ impl Surface {
             Self::Embeddings => "embeddings",
             Self::Invocations => "invocations",
             Self::Tokenize => "tokenize",
+            Self::OtherInference => "other_inference",
             Self::Other => "other",
             Self::Health => "health",
             Self::Ping => "ping",
@@ -121,14 +130,14 @@ impl Surface {
         match self {
             Self::Health | Self::Models | Self::Load => Some(&["GET", "HEAD"]),
             Self::Ping => Some(&["GET", "HEAD", "POST"]),
-            Self::Other => None,
+            Self::Other | Self::OtherInference => None,
             _ => Some(&["POST"]),
         }
     }
 
     /// Whether its requests only compute, so that repeating one that was not answered does no harm.
     pub fn is_inference(self) -> bool {
-        self.family().is_some() || self == Self::Tokenize
+        self.family().is_some() || matches!(self, Self::Tokenize | Self::OtherInference)
     }
 
     /// The family whose keys it uses; `None` where requests go by load.
@@ -205,7 +214,8 @@ mod tests {
             ("/endpoints/a/invocations", Surface::Invocations),
             ("/endpoints/a/invocations-response-stream", Surface::Invocations),
             ("/v1/files/x", Surface::Other),
-            ("/v1/chat/completions/render", Surface::Other),
+            ("/v1/chat/completions/render", Surface::OtherInference),
+            ("/v2/rerank", Surface::OtherInference),
             ("/v1/load_lora_adapter/x", Surface::Other),
             ("/version", Surface::Other),
             ("/sleep", Surface::Other),

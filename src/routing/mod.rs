@@ -82,6 +82,9 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// All reasons, for metrics.
+    pub const ALL: [Self; 5] = [Self::Home, Self::Overflow, Self::Failover, Self::NoKey, Self::Load];
+
     /// The label in headers, metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
@@ -110,11 +113,11 @@ pub trait Strategy: Send + Sync {
 }
 
 /// A configured strategy, with what holds for all of them.
-pub struct Router {
+pub struct Chooser {
     strategy: Box<dyn Strategy>,
 }
 
-impl Router {
+impl Chooser {
     /// The strategy that `settings` name.
     pub fn new(settings: &Settings) -> Self {
         let strategy: Box<dyn Strategy> = match settings.strategy {

@@ -17,7 +17,8 @@ pub(super) const TARGET: &str = "access";
 /// The status of a request whose client left before the answer's end. No client sees it.
 const CLIENT_GONE: u16 = 499;
 
-/// What is said of one request in log and metrics. Dropped before [`Record::complete`], it tells of a client that left.
+/// What is said of one request in log and metrics. Dropped before [`Record::complete`], it tells of a client that left
+/// (or of the drain timeout).
 pub struct Record {
     metrics: Arc<Metrics>,
     begun: Instant,
@@ -87,13 +88,17 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let status = if self.complete { self.status.map_or(CLIENT_GONE, |status| status.as_u16()) } else { CLIENT_GONE };
+        let told = self.status.map(|status| status.as_u16());
+        let (status, error) = match (self.complete, self.metrics.is_cutting()) {
+            (true, _) => (told.unwrap_or(CLIENT_GONE), self.error),
+            (false, true) => (told.unwrap_or(503), Some("drain_timeout")),
+            (false, false) => (CLIENT_GONE, Some("client_gone")),
+        };
         let route = self.surface.map_or("refused", Surface::label);
         let reason = self.reason.map_or("none", Reason::label);
         let whole = self.begun.elapsed();
         let first_byte = self.first_byte.map(|at| at - self.begun);
         self.metrics.finished(route, status, reason, first_byte, whole);
-        let error = if self.complete { self.error } else { Some("client_gone") };
         tracing::info!(
             target: TARGET,
             request_id = self.request_id,

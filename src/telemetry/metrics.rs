@@ -2,6 +2,7 @@
 //! client can add a series.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus::{Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
@@ -49,6 +50,8 @@ pub enum UpstreamError {
 }
 
 impl RetryCause {
+    const ALL: [Self; 5] = [Self::Connect, Self::Broke, Self::Busy, Self::Ejected, Self::Stale];
+
     fn label(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -61,6 +64,8 @@ impl RetryCause {
 }
 
 impl UpstreamError {
+    const ALL: [Self; 6] = [Self::Connect, Self::Broke, Self::FirstByteTimeout, Self::IdleTimeout, Self::Busy, Self::Status5xx];
+
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
@@ -86,6 +91,8 @@ pub struct Metrics {
     upstream_errors: IntCounterVec,
     client_aborts: IntCounter,
     replica_state: IntGaugeVec,
+    /// Whether requests that end from now on are cut off by the router itself.
+    cutting: AtomicBool,
 }
 
 impl Metrics {
@@ -130,6 +137,7 @@ impl Metrics {
             client_aborts: IntCounter::new("prefix_router_client_aborts_total", "Clients that left before their answer's end.")?,
             replica_state: gauge("prefix_router_replica_state", "1 for the state that a replica is in.", &["replica", "state"])?,
             registry: registry.clone(),
+            cutting: AtomicBool::new(false),
         };
         registry.register(Box::new(metrics.client_aborts.clone()))?;
         let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
@@ -142,23 +150,25 @@ impl Metrics {
     /// Makes the series of known replicas and causes visible at zero.
     fn show(&self, replicas: &[Arc<Replica>]) {
         for replica in replicas {
-            for reason in [Reason::Home, Reason::Overflow, Reason::Failover, Reason::NoKey, Reason::Load] {
+            for reason in Reason::ALL {
                 self.choices.with_label_values(&[replica.name(), reason.label()]);
             }
-            for kind in [
-                UpstreamError::Connect,
-                UpstreamError::Broke,
-                UpstreamError::FirstByteTimeout,
-                UpstreamError::IdleTimeout,
-                UpstreamError::Busy,
-                UpstreamError::Status5xx,
-            ] {
+            for kind in UpstreamError::ALL {
                 self.upstream_errors.with_label_values(&[replica.name(), kind.label()]);
             }
         }
-        for cause in [RetryCause::Connect, RetryCause::Broke, RetryCause::Busy, RetryCause::Ejected, RetryCause::Stale] {
+        for cause in RetryCause::ALL {
             self.retries.with_label_values(&[cause.label()]);
         }
+    }
+
+    /// The drain timeout is over: what ends unfinished from now on is not its client's doing.
+    pub fn cut_off(&self) {
+        self.cutting.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_cutting(&self) -> bool {
+        self.cutting.load(Ordering::Relaxed)
     }
 
     /// Counts a choice.

@@ -70,7 +70,7 @@ def figures(r):
         f"TTFT p50 {r['ttft_ms']['p50']:.0f} p90 {r['ttft_ms']['p90']:.0f} ms, "
         f"end to end p50 {r['e2e_ms']['p50']:.0f} p90 {r['e2e_ms']['p90']:.0f} ms, "
         f"{r['requests_per_second']:.2f} requests/s, token hit rate {r['token_hit_rate']:.1%}, "
-        f"share {share}, overflow {r['overflow']}"
+        f"share {share}, overflow {r['overflow']}, client aborts {r['client_aborts']}"
     )
 
 

@@ -71,6 +71,10 @@ class Fleet:
             counts[labels["replica"], labels["reason"]] += int(value)
         return counts
 
+    def client_aborts(self):
+        """Clients that left before the end of their answer, as the router counts them."""
+        return int(sum(value for _, value in self.samples(self.admin, "prefix_router_client_aborts_total")))
+
     def chosen(self, response):
         """The replica that answered, by the response's header."""
         replica = response.headers.get(REPLICA_HEADER)

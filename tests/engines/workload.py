@@ -43,7 +43,7 @@ def run(f, strategy, prefixes, uses, clients, seed):
     warm_up(f)
     f.reset_caches()
     queries, hits = f.engine("vllm:prefix_cache_queries_total"), f.engine("vllm:prefix_cache_hits_total")
-    choices = f.choices()
+    choices, aborts = f.choices(), f.client_aborts()
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:  # a client takes the next request when its last one ended
         done = list(pool.map(request, order))
@@ -77,6 +77,8 @@ def run(f, strategy, prefixes, uses, clients, seed):
         "hit_tokens": int(hits),
         "share": {replica: round(share[replica] / len(done), 3) for replica in f.replicas},
         "overflow": sum(count for (_, reason), count in choices.items() if reason == "overflow"),
+        # No client leaves early here, but the OpenAI client closes its connection on reading `[DONE]`, if the end is not there yet.
+        "client_aborts": f.client_aborts() - aborts,
         "choices": {f"{replica} {reason}": count for (replica, reason), count in sorted(choices.items())},
     }
 

@@ -45,6 +45,7 @@ replay_buffer: 1GiB
 max_body: 1 MiB
 max_header_bytes: 8192
 header_timeout: 1s
+write_timeout: 90s
 body_timeout: 2s
 connect_timeout: 3s
 first_byte_timeout: 1h
