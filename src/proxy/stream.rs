@@ -35,8 +35,6 @@ impl Answer {
         let mut response = Response::from_parts(self.head, ());
         name_choice(&mut response, &record, settings);
 
-        let idle_by = (!settings.idle_timeout.is_zero()).then(|| Instant::now() + settings.idle_timeout);
-        let patience = if self.first.is_some() { idle_by } else { self.first_byte_by };
         let mut body = ResponseBody {
             first: self.first,
             rest: self.rest,
@@ -46,7 +44,7 @@ impl Answer {
             first_byte_timeout: settings.first_byte_timeout,
             idle_timeout: settings.idle_timeout,
             begun: false,
-            deadline: patience,
+            deadline: self.first_byte_by,
             timer: None,
         };
         body.end_if_complete();
@@ -100,8 +98,9 @@ struct ResponseBody {
     first_byte_timeout: Duration,
     idle_timeout: Duration,
     begun: bool,
-    /// When the next piece has to be here. Moved with every piece; the timer looks at it only when it fires.
+    /// When the piece that is waited for has to be here. Unset while none is, so that a client's slowness is not taken for the replica's.
     deadline: Option<Instant>,
+    /// Set to the deadline only where it would fire too late: a stream's pieces come faster than timers are worth moving.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -175,21 +174,27 @@ impl ResponseBody {
             events.passed_on(data);
         }
         self.begun = true;
-        self.deadline = (!self.idle_timeout.is_zero()).then(|| Instant::now() + self.idle_timeout);
+        self.deadline = None;
     }
 
     /// Ready when the next piece is late.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            let Some(deadline) = self.deadline else { return Poll::Pending };
-            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
-            ready!(timer.as_mut().poll(cx));
+        if self.begun && self.deadline.is_none() && !self.idle_timeout.is_zero() {
+            self.deadline = Some(Instant::now() + self.idle_timeout);
+        }
+        let Some(deadline) = self.deadline else { return Poll::Pending };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        if timer.deadline() > deadline {
+            timer.as_mut().reset(deadline);
+        }
+        while timer.as_mut().poll(cx).is_ready() {
             if deadline <= Instant::now() {
                 return Poll::Ready(());
             }
-            // Pieces came meanwhile.
+            // It was set for an earlier piece.
             timer.as_mut().reset(deadline);
         }
+        Poll::Pending
     }
 
     /// Nobody may ask for the end of a body of known length, so it is noticed here.

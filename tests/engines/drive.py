@@ -27,6 +27,7 @@ def main():
         result = workload.run(fleet, a.strategy, a.prefixes, a.uses, a.clients, a.seed) | engine_facts(fleet)
         with open(a.results, "a") as out:
             print(json.dumps(result), file=out)
+        assert result["client_aborts"] == 0, f"no client left early, yet: {figures(result)}"
         return figures(result)
 
     def more_reuse_than_random(_):

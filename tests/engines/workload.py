@@ -77,7 +77,7 @@ def run(f, strategy, prefixes, uses, clients, seed):
         "hit_tokens": int(hits),
         "share": {replica: round(share[replica] / len(done), 3) for replica in f.replicas},
         "overflow": sum(count for (_, reason), count in choices.items() if reason == "overflow"),
-        # No client leaves early here, but the OpenAI client closes its connection on reading `[DONE]`, if the end is not there yet.
+        # No client leaves early here: the OpenAI client may close its connection on reading `[DONE]`, but that is the answer's end.
         "client_aborts": f.client_aborts() - aborts,
         "choices": {f"{replica} {reason}": count for (replica, reason), count in sorted(choices.items())},
     }
