@@ -12,6 +12,32 @@
 //! Beside that, [`probe`] checks the replicas, [`admin`] shows the metrics that [`telemetry`] keeps, [`config`] says how all of it is set,
 //! and [`app`] puts it together.
 //!
+//! The decision alone, as the request path makes it:
+//!
+//! ```
+//! use std::time::Instant;
+//!
+//! use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
+//! use prefix_router::request::{self, Ask, Surface};
+//! use prefix_router::routing::{self, Candidates, Chooser, Reason};
+//! use prefix_router::units::Weight;
+//!
+//! let replica = |name: &str| ReplicaSpec { name: name.into(), authority: name.into(), weight: Weight::clamped(1), models: vec![] };
+//! let mut fleet = Fleet::new(vec![replica("a:8000"), replica("b:8000")], health::Settings::default(), 0);
+//! for replica in fleet.snapshot().replicas() {
+//!     fleet.observe(replica, Outcome::CheckPassed, Instant::now());
+//! }
+//!
+//! let body = br#"{"model": "m", "messages": [{"role": "user", "content": "Good morning"}]}"#;
+//! let ask = Ask::read(Surface::ChatCompletions, body, None, &request::Settings::default());
+//! let snapshot = fleet.snapshot();
+//! let pool = snapshot.pool(ask.model.as_deref()).expect("these replicas take any model");
+//! let chooser = Chooser::new(&routing::Settings::default());
+//! let choice = chooser.choose(ask.placement, &Candidates::new(pool, &[]), &mut rand::rng()).expect("there are replicas");
+//! assert_eq!(choice.reason, Reason::Home);
+//! assert_eq!(choice.lease.replica().outstanding(), 1);
+//! ```
+//!
 //! # Direction of dependencies
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
