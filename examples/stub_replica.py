@@ -13,6 +13,7 @@ PORT = int(sys.argv[1])
 
 class Replica(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_GET(self):
         models = {"object": "list", "data": [{"id": "stub", "object": "model", "owned_by": "stub"}]}

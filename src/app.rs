@@ -9,7 +9,8 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::config::Config;
@@ -20,6 +21,9 @@ use crate::routing::Chooser;
 use crate::telemetry::{self, Metrics};
 use crate::upstream::Upstream;
 use crate::{probe, server};
+
+/// How long cutting off what is in flight may take.
+const CUT_TIME: Duration = Duration::from_secs(1);
 
 /// Connections to the admin port at one time.
 const ADMIN_CONNECTIONS: usize = 256;
@@ -35,6 +39,12 @@ pub fn run(config: Config) -> Result<()> {
     let ended = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+        tokio::spawn(async move {
+            while hangup.recv().await.is_some() {
+                tracing::warn!("SIGHUP is ignored: a changed configuration needs a restart");
+            }
+        });
         let mut running = start(config).await?;
         tokio::select! {
             _ = terminate.recv() => tracing::info!("SIGTERM: draining"),
@@ -43,14 +53,17 @@ pub fn run(config: Config) -> Result<()> {
         }
         running.drain();
         tokio::select! {
-            () = running.stopped() => tracing::info!("stopped"),
-            _ = terminate.recv() => tracing::warn!("second SIGTERM: stopped at once"),
-            _ = interrupt.recv() => tracing::warn!("second SIGINT: stopped at once"),
+            () = running.stopped() => {}
+            _ = terminate.recv() => tracing::warn!("second SIGTERM: what is in flight is cut off"),
+            _ = interrupt.recv() => tracing::warn!("second SIGINT: what is in flight is cut off"),
         }
+        running.cut.cancel();
+        running.stopped().await;
+        tracing::info!("stopped");
         Ok(())
     });
-    // A name that is being resolved must not hold the exit back.
-    runtime.shutdown_background();
+    // A name that is being resolved must not hold the exit back; everything else ends at once, and has its say in the log.
+    runtime.shutdown_timeout(CUT_TIME);
     ended
 }
 
@@ -61,6 +74,7 @@ pub struct Running {
     /// Where metrics are.
     pub admin: SocketAddr,
     drain: watch::Sender<bool>,
+    cut: CancellationToken,
     serving: JoinHandle<()>,
     /// Probes and the admin port, which work until the last request has ended.
     _tasks: JoinSet<()>,
@@ -74,8 +88,10 @@ impl Running {
 
     /// Resolves when the last request has ended, or has been cut off.
     pub async fn stopped(&mut self) {
-        // It is over as well where serving panicked.
-        let _ = (&mut self.serving).await;
+        if !self.serving.is_finished() {
+            // It is over as well where serving panicked.
+            let _ = (&mut self.serving).await;
+        }
     }
 }
 
@@ -95,6 +111,7 @@ pub async fn start(config: Config) -> Result<Running> {
     let replicas = fleet.snapshot().replicas().to_vec();
     let metrics = Metrics::new(&replicas).context("cannot set up metrics")?;
     let (drain, draining) = watch::channel(false);
+    let cut = CancellationToken::new();
     let mut tasks = JoinSet::new();
 
     let mut upstreams = Vec::with_capacity(replicas.len());
@@ -111,12 +128,12 @@ pub async fn start(config: Config) -> Result<Running> {
     tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, std::future::pending()));
 
     let chooser = Chooser::new(&config.routing);
-    let parties = Parties { fleet, upstreams, chooser, metrics: Arc::clone(&metrics), draining: draining.clone(), admin };
+    let parties = Parties { fleet, upstreams, chooser, metrics, draining: draining.clone(), cut: cut.clone(), admin };
     let routes = Proxy::new(config.proxy, config.key, parties).routes();
-    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, metrics));
+    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, cut.clone()));
 
     tracing::info!(%traffic, %admin, replicas = replicas.len(), "listening on {traffic}, metrics on {admin}, {} replicas", replicas.len());
-    Ok(Running { traffic, admin, drain, serving, _tasks: tasks })
+    Ok(Running { traffic, admin, drain, cut, serving, _tasks: tasks })
 }
 
 async fn serve_until_drained(
@@ -124,7 +141,7 @@ async fn serve_until_drained(
     routes: axum::Router,
     settings: server::Settings,
     mut draining: watch::Receiver<bool>,
-    metrics: Arc<Metrics>,
+    cut: CancellationToken,
 ) {
     let limit = settings.drain_timeout;
     let mut told = draining.clone();
@@ -137,10 +154,14 @@ async fn serve_until_drained(
         () = &mut serving => return,
         _ = draining.wait_for(|draining| *draining) => {}
     }
-    if timeout(limit, &mut serving).await.is_err() {
-        metrics.cut_off();
-        tracing::warn!("requests still in flight after {limit:?} (drain_timeout) were cut off");
+    tokio::select! {
+        () = &mut serving => return,
+        () = sleep(limit) => tracing::warn!("requests still in flight after {limit:?} (drain_timeout) are cut off"),
+        () = cut.cancelled() => {}
     }
+    // Streams are told so, within the moment that this takes; whoever does not listen is left.
+    cut.cancel();
+    let _ = timeout(CUT_TIME, serving).await;
 }
 
 /// Says once how many replicas are up, when each has had its first check.

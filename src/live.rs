@@ -39,7 +39,9 @@ impl LiveFleet {
         // Nothing panics while it holds this lock; were it to, the fleet would still be sound.
         let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((before, after)) = fleet.observe(replica, outcome, Instant::now()) else { return };
-        self.snapshot.store(Arc::new(fleet.snapshot()));
+        let snapshot = fleet.snapshot();
+        let nobody_is_up = !snapshot.any_up();
+        self.snapshot.store(Arc::new(snapshot));
         drop(fleet);
         self.changes.send_replace(());
         let (replica, before, after) = (replica.name(), before.label(), after.label());
@@ -47,6 +49,9 @@ impl LiveFleet {
             tracing::info!(replica, before, after, "replica {replica} is {after}");
         } else {
             tracing::warn!(replica, before, after, why, "replica {replica} is {after}: {why}");
+        }
+        if nobody_is_up && before == State::Up.label() {
+            tracing::error!("no replica is up any more; requests are tried nevertheless, and checks go on");
         }
     }
 }

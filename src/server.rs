@@ -23,7 +23,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tower::ServiceExt;
 
 /// Connections from clients, and how they end.
@@ -59,6 +59,9 @@ const MAX_HEAD: usize = 512 << 10;
 
 /// How often the other end of a silent connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Between two warnings of one kind.
+const WARN_PAUSE: Duration = Duration::from_secs(10);
 
 /// After a failed `accept` (no file descriptors left, for instance): how long to wait for better times.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -104,7 +107,12 @@ struct Server {
 impl Server {
     /// Takes and serves connections for ever; each ends early when `graceful` says so.
     async fn accept(&mut self, graceful: &GracefulShutdown) {
+        let mut warned = None;
         loop {
+            if self.permits.available_permits() == 0 && warned.is_none_or(|at: Instant| at.elapsed() > WARN_PAUSE) {
+                warned = Some(Instant::now());
+                tracing::warn!("{} connections are open (max_connections); further ones wait", self.settings.max_connections);
+            }
             // The semaphore is never closed.
             let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
             match self.listener.accept().await {

@@ -171,6 +171,23 @@ impl Loader {
         key.set(&mut self.config, node, &mut Report::new(origin, key.name, &mut self.errors));
     }
 
+    /// Refuses a replica that is this router itself: one request would go round and round.
+    fn refuse_loops(&mut self) {
+        let listen = self.config.listen;
+        let is_own = |authority: &str| {
+            let host = authority.replace("localhost:", "127.0.0.1:").parse::<SocketAddr>();
+            host.is_ok_and(|host| {
+                let same_host = host.ip() == listen.ip() || (listen.ip().is_unspecified() && host.ip().is_loopback());
+                same_host && host.port() == listen.port() && host.port() != 0
+            })
+        };
+        let Some(own) = self.config.replicas.iter().find(|replica| is_own(&replica.authority)) else { return };
+        let problem = format!("{} is where this router itself listens ({listen}); allowed: other servers", own.authority);
+        let written = self.written.iter().rev().find(|(key, ..)| *key == "replicas");
+        let (origin, line) = written.map_or((Origin::Nowhere, 0), |(_, origin, line)| (origin.clone(), *line));
+        Report::new(&origin, "replicas", &mut self.errors).add(line, problem);
+    }
+
     /// Checks what joins several settings, then gives the configuration, or everything that is wrong.
     fn finish(mut self) -> Result<Config, ConfigErrors> {
         let Config { listen, admin, .. } = self.config;
@@ -188,6 +205,7 @@ impl Loader {
             let problem = format!("{own} is taken, as {other}; allowed: another port, or 0 for a free one");
             Report::new(&origin, key, &mut self.errors).add(line, problem);
         }
+        self.refuse_loops();
         self.errors.or(self.config)
     }
 }

@@ -58,6 +58,8 @@ enum Failure {
     /// The replica was taken out meanwhile, and another one can be tried.
     Ejected,
     FirstByteTimeout,
+    /// The router stops.
+    Cut,
 }
 
 /// The largest 429 or 503 that is kept, and how long its body may take.
@@ -104,7 +106,7 @@ impl<'a> Forward<'a> {
                 }
                 Err(failure) => self.assess(&failure, record),
             };
-            match cause.map(|cause| self.next(cause)).transpose()?.flatten() {
+            match cause.map(|cause| self.next(cause, record)).transpose()?.flatten() {
                 Some(next) => choice = next,
                 None => {
                     let busy = busy.ok_or(error)?;
@@ -125,7 +127,7 @@ impl<'a> Forward<'a> {
     }
 
     /// The next replica to try after a failure, where settings and budget allow one.
-    fn next(&self, cause: RetryCause) -> Result<Option<Choice>, ProxyError> {
+    fn next(&self, cause: RetryCause, record: &mut Record) -> Result<Option<Choice>, ProxyError> {
         if !self.may_retry() {
             return Ok(None);
         }
@@ -133,9 +135,11 @@ impl<'a> Forward<'a> {
         // What asks a living fleet for more has to be paid for (for an ejection that has happened). What died with its replica is asked of
         // nobody any more: sending it again adds no load.
         if cause == RetryCause::Busy && !self.proxy.budget.withdraw(now()) {
+            record.metrics().refused_retry();
             return Ok(None);
         }
-        self.proxy.parties.metrics.retried(cause);
+        record.metrics().retried(cause);
+        record.failed_on(cause);
         Ok(Some(choice))
     }
 
@@ -171,6 +175,7 @@ impl<'a> Forward<'a> {
             answer = self.send(choice.lease, first_byte_by) => answer,
             () = self.ejected(&replica) => Err(Failure::Ejected),
             () = until(first_byte_by) => Err(Failure::FirstByteTimeout),
+            () = self.proxy.parties.cut.cancelled() => Err(Failure::Cut),
         }
     }
 
@@ -219,7 +224,8 @@ impl<'a> Forward<'a> {
             Failure::Sending(error @ SendError::Broke { .. }) => (UpstreamError::Broke, error.to_string()),
             Failure::BodyBroke(error) => (UpstreamError::Broke, error.to_string()),
             Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
-            Failure::Ejected => return (Some(RetryCause::Ejected), ProxyError::ReplicaBroke),
+            Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
+            Failure::Cut => return (None, ProxyError::Draining),
         };
         record.metrics().failed(replica, kind);
         let (request_id, name) = (&record.request_id, replica.name());
@@ -233,6 +239,7 @@ impl<'a> Forward<'a> {
             }
             Failure::Sending(SendError::Broke { written: false, .. }) => (Some(RetryCause::Broke), ProxyError::ReplicaBroke),
             Failure::FirstByteTimeout => (None, ProxyError::FirstByteTimeout(self.proxy.settings.first_byte_timeout)),
+            Failure::Ejected => (Some(RetryCause::Ejected), ProxyError::ReplicaBroke),
             _ => (self.repeatable.then_some(RetryCause::Broke), ProxyError::ReplicaBroke),
         }
     }

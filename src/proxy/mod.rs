@@ -22,6 +22,7 @@ use hyper::header::{HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Uri};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::live::LiveFleet;
 use crate::request::{self, Ask, Dialect, Refusal, Surface};
@@ -96,6 +97,8 @@ pub struct Parties {
     pub metrics: Arc<Metrics>,
     /// Turns true when the router is to stop.
     pub draining: watch::Receiver<bool>,
+    /// Cancelled when what is still in flight is to be cut off.
+    pub cut: CancellationToken,
     /// Where metrics are, for those who ask here.
     pub admin: SocketAddr,
 }
@@ -136,7 +139,7 @@ impl Proxy {
 
         let reply = proxy.answer(head, &mut body, client, &mut record).await;
         let mut response = match reply {
-            Ok(Reply::Begun(answer)) => answer.into_response(&proxy.settings, dialect, record),
+            Ok(Reply::Begun(answer)) => answer.into_response(&proxy, dialect, record),
             Ok(Reply::Whole(response)) => finish(response, record, &proxy.settings),
             // It may still listen; its record says that it left.
             Err(error @ ProxyError::ClientGone) => error.response(dialect),

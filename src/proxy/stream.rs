@@ -15,10 +15,11 @@ use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use hyper::{HeaderMap, Version};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::error::ProxyError;
 use super::forward::{Answer, Busy};
-use super::{Settings, headers, name_choice};
+use super::{Proxy, headers, name_choice};
 use crate::fleet::Lease;
 use crate::request::Dialect;
 use crate::telemetry::{Record, UpstreamError};
@@ -26,7 +27,8 @@ use crate::upstream::{Connection, Upstream};
 
 impl Answer {
     /// The response to the client, whose body holds everything that lives as long as the answer.
-    pub(super) fn into_response(mut self, settings: &Settings, dialect: Dialect, mut record: Record) -> Response {
+    pub(super) fn into_response(mut self, proxy: &Proxy, dialect: Dialect, mut record: Record) -> Response {
+        let settings = &proxy.settings;
         headers::strip_hop_by_hop(&mut self.head.headers);
         // Each connection has its own version; the server knows what its client understands.
         self.head.version = Version::HTTP_11;
@@ -46,6 +48,7 @@ impl Answer {
             begun: false,
             deadline: self.first_byte_by,
             timer: None,
+            cut: Cut::Token(proxy.parties.cut.clone()),
         };
         body.end_if_complete();
         response.map(|()| Body::new(body))
@@ -102,6 +105,24 @@ struct ResponseBody {
     deadline: Option<Instant>,
     /// Set to the deadline only where it would fire too late: a stream's pieces come faster than timers are worth moving.
     timer: Option<Pin<Box<Sleep>>>,
+    cut: Cut,
+}
+
+/// The word that what is in flight is to be cut off; listened to once there is something to wait for.
+enum Cut {
+    Token(CancellationToken),
+    Waiting(Pin<Box<WaitForCancellationFutureOwned>>),
+}
+
+impl Cut {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match self {
+                Self::Token(token) => *self = Self::Waiting(Box::pin(token.clone().cancelled_owned())),
+                Self::Waiting(cancelled) => return cancelled.as_mut().poll(cx),
+            }
+        }
+    }
 }
 
 impl HttpBody for ResponseBody {
@@ -125,13 +146,16 @@ impl HttpBody for ResponseBody {
             None => match Pin::new(&mut this.rest).poll_frame(cx) {
                 Poll::Ready(piece) => piece,
                 Poll::Pending => {
+                    if this.cut.poll(cx).is_ready() {
+                        return this.broke(None, &ProxyError::Draining);
+                    }
                     ready!(this.poll_late(cx));
                     let (kind, error) = if this.begun {
                         (UpstreamError::IdleTimeout, ProxyError::StreamIdle(this.idle_timeout))
                     } else {
                         (UpstreamError::FirstByteTimeout, ProxyError::FirstByteTimeout(this.first_byte_timeout))
                     };
-                    return this.broke(kind, &error);
+                    return this.broke(Some(kind), &error);
                 }
             },
         };
@@ -141,7 +165,7 @@ impl HttpBody for ResponseBody {
                 this.end_if_complete();
                 Poll::Ready(Some(Ok(frame)))
             }
-            Some(Err(_)) => this.broke(UpstreamError::Broke, &ProxyError::StreamBroke),
+            Some(Err(_)) => this.broke(Some(UpstreamError::Broke), &ProxyError::StreamBroke),
             None => {
                 this.end();
                 Poll::Ready(None)
@@ -213,13 +237,15 @@ impl ResponseBody {
         }
     }
 
-    /// The replica failed in mid-answer. An event stream's client is told inside the stream, where that is still possible; in any case the
+    /// The replica failed in mid-answer (or, without a `kind`, the router itself stops). An event stream's client is told inside the stream, where that is still possible; in any case the
     /// connection is cut.
-    fn broke(&mut self, kind: UpstreamError, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    fn broke(&mut self, kind: Option<UpstreamError>, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
         if let Some(Work { lease, mut record, .. }) = self.work.take() {
             let (request_id, replica) = (&record.request_id, lease.replica().name());
-            tracing::warn!(request_id, replica, kind = kind.label(), "request {request_id} was cut off on replica {replica}: {error}");
-            record.metrics().failed(lease.replica(), kind);
+            tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
+            if let Some(kind) = kind {
+                record.metrics().failed(lease.replica(), kind);
+            }
             record.error = Some(error.code());
             record.complete();
         }

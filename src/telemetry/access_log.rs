@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 
-use super::Metrics;
+use super::metrics::{CLIENT_GONE, Metrics, RetryCause};
 use crate::request::Surface;
 use crate::routing::Reason;
 
@@ -15,10 +15,9 @@ use crate::routing::Reason;
 pub(super) const TARGET: &str = "access";
 
 /// The status of a request whose client left before the answer's end. No client sees it.
-const CLIENT_GONE: u16 = 499;
+const STATUS_CLIENT_GONE: u16 = 499;
 
-/// What is said of one request in log and metrics. Dropped before [`Record::complete`], it tells of a client that left
-/// (or of the drain timeout).
+/// What is said of one request in log and metrics. Dropped before [`Record::complete`], it tells of a client that left.
 pub struct Record {
     metrics: Arc<Metrics>,
     begun: Instant,
@@ -37,6 +36,8 @@ pub struct Record {
     pub replica: Option<String>,
     /// Replicas tried.
     pub tries: u32,
+    /// The replicas that failed before the last one, and how: `a busy, b broke`.
+    pub failed: String,
     /// Bytes of the request's body.
     pub body_bytes: usize,
     /// Bytes of the answer's body, as passed on so far.
@@ -60,6 +61,7 @@ impl Record {
             reason: None,
             replica: None,
             tries: 0,
+            failed: String::new(),
             body_bytes: 0,
             response_bytes: 0,
             error: None,
@@ -70,6 +72,13 @@ impl Record {
     /// Where its counts go.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// Takes note that the replica tried last failed, so that another is tried.
+    pub fn failed_on(&mut self, cause: RetryCause) {
+        let replica = self.replica.as_deref().unwrap_or_default();
+        let separator = if self.failed.is_empty() { "" } else { ", " };
+        self.failed += &format!("{separator}{replica} {}", cause.label());
     }
 
     /// Takes note of a piece of the answer's body.
@@ -88,17 +97,15 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let told = self.status.map(|status| status.as_u16());
-        let (status, error) = match (self.complete, self.metrics.is_cutting()) {
-            (true, _) => (told.unwrap_or(CLIENT_GONE), self.error),
-            (false, true) => (told.unwrap_or(503), Some("drain_timeout")),
-            (false, false) => (CLIENT_GONE, Some("client_gone")),
+        let (status, error) = match self.status {
+            Some(status) if self.complete => (status.as_u16(), self.error),
+            _ => (STATUS_CLIENT_GONE, Some(CLIENT_GONE)),
         };
         let route = self.surface.map_or("refused", Surface::label);
         let reason = self.reason.map_or("none", Reason::label);
         let whole = self.begun.elapsed();
         let first_byte = self.first_byte.map(|at| at - self.begun);
-        self.metrics.finished(route, status, reason, first_byte, whole);
+        self.metrics.finished([route, reason], status, error, first_byte, whole);
         tracing::info!(
             target: TARGET,
             request_id = self.request_id,
@@ -109,6 +116,7 @@ impl Drop for Record {
             reason,
             replica = self.replica,
             tries = self.tries,
+            failed = (!self.failed.is_empty()).then_some(&self.failed),
             body_bytes = self.body_bytes,
             response_bytes = self.response_bytes,
             ttfb_ms = first_byte.map(milliseconds),

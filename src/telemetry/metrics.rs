@@ -2,13 +2,19 @@
 //! client can add a series.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use crate::fleet::{Replica, Snapshot, State};
 use crate::routing::Reason;
+
+/// What a client that left is called in the log; it has a counter of its own.
+pub(super) const CLIENT_GONE: &str = "client_gone";
+
+/// What every series' name begins with.
+const NAMESPACE: &str = "prefix_router";
 
 /// From a cached prefix on an idle replica to a long prefill in a long queue.
 const FIRST_BYTE_BUCKETS: &[f64] =
@@ -43,6 +49,8 @@ pub enum UpstreamError {
     FirstByteTimeout,
     /// No further byte in time.
     IdleTimeout,
+    /// It was taken out while the request waited there.
+    Ejected,
     /// 429 or 503.
     Busy,
     /// Another 5xx.
@@ -52,7 +60,8 @@ pub enum UpstreamError {
 impl RetryCause {
     const ALL: [Self; 5] = [Self::Connect, Self::Broke, Self::Busy, Self::Ejected, Self::Stale];
 
-    fn label(self) -> &'static str {
+    /// The label in metrics and logs.
+    pub fn label(self) -> &'static str {
         match self {
             Self::Connect => "connect",
             Self::Broke => "broke",
@@ -64,7 +73,8 @@ impl RetryCause {
 }
 
 impl UpstreamError {
-    const ALL: [Self; 6] = [Self::Connect, Self::Broke, Self::FirstByteTimeout, Self::IdleTimeout, Self::Busy, Self::Status5xx];
+    const ALL: [Self; 7] =
+        [Self::Connect, Self::Broke, Self::FirstByteTimeout, Self::IdleTimeout, Self::Ejected, Self::Busy, Self::Status5xx];
 
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
@@ -73,6 +83,7 @@ impl UpstreamError {
             Self::Broke => "broke",
             Self::FirstByteTimeout => "first_byte_timeout",
             Self::IdleTimeout => "idle_timeout",
+            Self::Ejected => "ejected",
             Self::Busy => "busy",
             Self::Status5xx => "status_5xx",
         }
@@ -91,8 +102,8 @@ pub struct Metrics {
     upstream_errors: IntCounterVec,
     client_aborts: IntCounter,
     replica_state: IntGaugeVec,
-    /// Whether requests that end from now on are cut off by the router itself.
-    cutting: AtomicBool,
+    errors: IntCounterVec,
+    retries_refused: IntCounter,
 }
 
 impl Metrics {
@@ -135,11 +146,18 @@ impl Metrics {
             retries: counter("prefix_router_retries_total", "Requests sent once more, by cause.", &["cause"])?,
             upstream_errors: counter("prefix_router_upstream_errors_total", "Failures of replicas by kind.", &["replica", "kind"])?,
             client_aborts: IntCounter::new("prefix_router_client_aborts_total", "Clients that left before their answer's end.")?,
+            errors: counter(
+                "prefix_router_errors_total",
+                "Errors that clients met and the router named (x-prefix-router-error), streams that were cut among them.",
+                &["error"],
+            )?,
+            retries_refused: IntCounter::new("prefix_router_retries_refused_total", "Retries that the budget did not allow.")?,
             replica_state: gauge("prefix_router_replica_state", "1 for the state that a replica is in.", &["replica", "state"])?,
             registry: registry.clone(),
-            cutting: AtomicBool::new(false),
         };
         registry.register(Box::new(metrics.client_aborts.clone()))?;
+        registry.register(Box::new(metrics.retries_refused.clone()))?;
+        registry.register(Box::new(ProcessCollector::new(std::process::id() as i32, NAMESPACE)))?;
         let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         registry.register(Box::new(build))?;
@@ -162,15 +180,6 @@ impl Metrics {
         }
     }
 
-    /// The drain timeout is over: what ends unfinished from now on is not its client's doing.
-    pub fn cut_off(&self) {
-        self.cutting.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_cutting(&self) -> bool {
-        self.cutting.load(Ordering::Relaxed)
-    }
-
     /// Counts a choice.
     pub fn chosen(&self, replica: &Replica, reason: Reason) {
         self.choices.with_label_values(&[replica.name(), reason.label()]).inc();
@@ -181,13 +190,19 @@ impl Metrics {
         self.retries.with_label_values(&[cause.label()]).inc();
     }
 
+    /// Counts a retry that was not paid for.
+    pub fn refused_retry(&self) {
+        self.retries_refused.inc();
+    }
+
     /// Counts a failure of a replica.
     pub fn failed(&self, replica: &Replica, kind: UpstreamError) {
         self.upstream_errors.with_label_values(&[replica.name(), kind.label()]).inc();
     }
 
     /// Counts a request that is over.
-    pub(super) fn finished(&self, route: &str, status: u16, reason: &str, first_byte: Option<Duration>, whole: Duration) {
+    pub(super) fn finished(&self, labels: [&str; 2], status: u16, error: Option<&str>, first_byte: Option<Duration>, whole: Duration) {
+        let [route, reason] = labels;
         let class = match status {
             499 => "499",
             ..200 => "1xx",
@@ -201,8 +216,10 @@ impl Metrics {
         if let Some(first_byte) = first_byte {
             self.first_byte.with_label_values(&[route]).observe(first_byte.as_secs_f64());
         }
-        if class == "499" {
-            self.client_aborts.inc();
+        match error {
+            Some(CLIENT_GONE) => self.client_aborts.inc(),
+            Some(error) => self.errors.with_label_values(&[error]).inc(),
+            None => {}
         }
     }
 

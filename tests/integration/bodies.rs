@@ -69,6 +69,37 @@ async fn requests_and_responses_keep_every_byte() {
     }
 }
 
+/// Bodies that take for ever where each key, escape or message is looked for from the beginning.
+fn laborious() -> Vec<(&'static str, String)> {
+    const MANY: usize = 100_000;
+    let many = |each: &dyn Fn(usize) -> String| (0..MANY).map(each).collect::<Vec<_>>().join(",");
+    let text = r#""messages":[{"role":"user","content":"x"}],"prompt":"x","input":"x""#;
+    vec![
+        ("keys", format!("{{{},{text}}}", many(&|n| format!(r#""key-{n}":{n}"#)))),
+        ("keys with escapes", format!("{{{},{text}}}", many(&|n| format!(r#""\u006b\n{n}":"\"\\\u00e9""#)))),
+        ("one key again and again", format!("{{{}}}", many(&|n| format!(r#"{text},"prompt_cache_key":"{n}""#)))),
+        (
+            "escapes in a text",
+            format!(r#"{{"prompt":"{0}","input":"{0}","messages":[{{"content":"{0}"}}]}}"#, r#"\n\ud83d\ude00\ud800"#.repeat(MANY)),
+        ),
+        ("messages", format!(r#"{{"messages":[{}]}}"#, many(&|_| r#"{"role":"\u0075ser","content":""}"#.to_owned()))),
+        ("keys of a message", format!(r#"{{"messages":[{{{},"content":"x"}}]}}"#, many(&|n| format!(r#""\t{n}":[{{}}]"#)))),
+    ]
+}
+
+#[tokio::test]
+async fn a_hundred_thousand_keys_and_escapes_are_answered() {
+    let replica = Replica::start("a", echo);
+    let router = Router::start(&[&replica], &[]).await;
+    for target in ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"] {
+        for (name, body) in laborious() {
+            let response = router.post(target, &body).await;
+            assert_eq!(response.status, 200, "{target}, {name}: {}", response.text());
+            assert!(response.body.bytes == body.as_bytes(), "{target}, {name}: the client got other bytes");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_chunked_request_keeps_every_byte() {
     let replica = Replica::start("a", echo);

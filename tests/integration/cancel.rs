@@ -133,6 +133,24 @@ async fn while_its_answer_waits_for_it_to_read() {
     check_left(&router, &replica, gone).await;
 }
 
+#[tokio::test]
+async fn while_the_replicas_are_asked_what_they_have() {
+    for target in ["/v1/models", "/load"] {
+        let (a, b) = (Replica::start("a", ok), Replica::start("b", hang));
+        let router = Router::start(&[&a, &b], &[]).await;
+        let mut client = Client::connect(router.traffic).await;
+        client.start("GET", target, "", "").await;
+        b.has_requests(1).await;
+        let gone = Instant::now();
+        drop(client);
+        eventually("the replica is left alone", async || !b.left().is_empty()).await;
+        let took = b.left()[0].saturating_duration_since(gone);
+        assert!(took < AT_ONCE, "{target}: the replica worked on for {took:?}");
+        router.has_metric("prefix_router_client_aborts_total", &[], 1.0).await;
+        router.has_metric("prefix_router_upstream_errors_total", &[], 0.0).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_at_random_points_leave_nothing_behind() {
     const SEED: u64 = 20_261_129;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 use crate::support::{A_WHILE, within};
 use crate::wire::{Body, Buffer, Framing, Head};
@@ -30,9 +30,18 @@ impl Client {
         Self { stream, buffer: Buffer::default() }
     }
 
-    /// Writes these bytes. A router that has refused already may have closed: what it said is what counts, so that is no error.
-    pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
-        drop(within("room to write", self.stream.write_all(bytes.as_ref())).await);
+    /// One whose system takes about this many bytes ahead of its reading.
+    pub(crate) async fn connect_narrow(addr: SocketAddr, buffer: u32) -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(buffer).expect("SO_RCVBUF");
+        let stream = within("connection", socket.connect(addr)).await.expect("the router accepts");
+        Self { stream, buffer: Buffer::default() }
+    }
+
+    /// Writes these bytes, and says whether the router took them. One that has refused already may have closed: what it said is what counts,
+    /// so that is no error.
+    pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) -> bool {
+        within("room to write", self.stream.write_all(bytes.as_ref())).await.is_ok()
     }
 
     /// Writes a request; `Host` and `Content-Length` (where there is a body or a method that has one) are added to `fields`.
@@ -90,6 +99,11 @@ impl Client {
     /// Waits for the router to close.
     pub(crate) async fn closed(&mut self) {
         within("end of the connection", async { while self.buffer.fill(&mut self.stream).await {} }).await;
+    }
+
+    /// Says that it will write no more, and listens on.
+    pub(crate) async fn stop_writing(&mut self) {
+        self.stream.shutdown().await.expect("the router is there");
     }
 
     /// Leaves with a reset rather than an orderly close.

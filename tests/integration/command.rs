@@ -323,8 +323,8 @@ async fn healthcheck_says_by_its_exit_code_whether_the_router_is_well() {
 
 #[tokio::test]
 async fn an_address_in_use_is_an_error_that_names_it() {
-    let replica = Replica::start("a", ok);
-    let taken = replica.addr.to_string();
+    let (replica, other) = (Replica::start("a", ok), Replica::start("b", ok));
+    let taken = other.addr.to_string();
     let mut command = program();
     command.args(["serve", "--listen", &taken, "--admin", "127.0.0.1:0", "--replica", &replica.url()]);
     let output = tokio::task::spawn_blocking(move || run(&mut command)).await.expect("no panic");

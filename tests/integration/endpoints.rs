@@ -112,6 +112,39 @@ async fn a_replica_without_load_counts_as_this_routers_outstanding() {
 }
 
 #[tokio::test]
+async fn load_is_what_a_replica_says_or_what_this_router_has_there_whichever_is_more() {
+    let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
+    let router = Router::start(&[&a, &b], &[]).await;
+    let body = router.chat_for(&a, "x").await;
+    let says = |load: &'static str| {
+        move |request: &Request| match request.head.target() {
+            "/load" => answer(200, JSON, load),
+            _ => vec![Step::Hang],
+        }
+    };
+    a.script(says(r#"{"server_load":0}"#));
+    let mut waiting = Vec::new();
+    for number in 1..=2 {
+        let mut client = Client::connect(router.traffic).await;
+        client.start("POST", "/v1/chat/completions", "", &body).await;
+        eventually("the request arrives", async || a.open() == number).await;
+        waiting.push(client);
+    }
+    // `a` has two requests of this router, `b` has none: each counts by itself, not their sums.
+    let cases = [
+        (r#"{"server_load":0}"#, r#"{"server_load":0}"#, 2),
+        (r#"{"server_load":1}"#, r#"{"server_load":7}"#, 9),
+        (r#"{"server_load":7}"#, r#"{"server_load":0}"#, 7),
+        (r#"{"server_load":"?"}"#, "not JSON", 2),
+    ];
+    for (at_a, at_b, sum) in cases {
+        a.script(says(at_a));
+        b.script(says(at_b));
+        assert_eq!(router.get("/load").await.text(), format!(r#"{{"server_load":{sum}}}"#), "{at_a} {at_b}");
+    }
+}
+
+#[tokio::test]
 async fn health_and_ping_say_whether_a_replica_can_be_used() {
     let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
     let router = Router::start(&[&a, &b], &[("health_check_fall", "1")]).await;

@@ -33,12 +33,20 @@ impl H2 {
 
     /// A request up to the response's head.
     pub(crate) async fn start(&mut self, method: &str, target: &str, body: impl Into<Bytes>) -> hyper::Response<Incoming> {
-        let request = hyper::Request::builder()
-            .method(method)
-            .uri(format!("http://{}{target}", self.authority))
-            .header("content-type", "application/json")
-            .body(Full::new(body.into()))
-            .expect("a request");
+        self.start_with(method, target, &[("content-type", "application/json")], body).await
+    }
+
+    /// A request with these fields up to the response's head.
+    pub(crate) async fn start_with(
+        &mut self,
+        method: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> hyper::Response<Incoming> {
+        let builder = hyper::Request::builder().method(method).uri(format!("http://{}{target}", self.authority));
+        let builder = fields.iter().fold(builder, |builder, &(name, value)| builder.header(name, value));
+        let request = builder.body(Full::new(body.into())).expect("a request");
         within("head of a response", self.sender.send_request(request)).await.expect("the router answers")
     }
 

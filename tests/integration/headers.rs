@@ -242,3 +242,19 @@ async fn http2_requests_become_plain_ones() {
     assert_eq!(request.head.all("x-forwarded-host"), [router.traffic.to_string()]);
     assert!(request.head.fields.iter().all(|(name, _)| !name.starts_with(':')));
 }
+
+#[tokio::test]
+async fn a_cookie_in_pieces_becomes_one_field() {
+    let replica = Replica::start("a", ok);
+    let router = Router::start(&[&replica], &[]).await;
+    let cases = [(vec!["a=1"], "a=1"), (vec!["a=1", "b=2"], "a=1; b=2"), (vec!["a=1", "b=2; c=3", "d=4"], "a=1; b=2; c=3; d=4")];
+    let mut client = H2::connect(&router).await;
+    for (pieces, whole) in cases {
+        replica.forget();
+        // Another field between each two.
+        let fields: Vec<(&str, &str)> = pieces.iter().flat_map(|&piece| [("cookie", piece), ("x-between", "x")]).collect();
+        assert_eq!(client.start_with("POST", CHAT, &fields, "{}").await.status(), 200);
+        let head = replica.only_request().head;
+        assert_eq!((head.all("cookie"), head.all("x-between").len()), (vec![whole], pieces.len()), "{pieces:?}");
+    }
+}

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::answers::{event, ok, stream};
+use crate::answers::{echo, event, hang, ok, stream};
 use crate::client::{Client, End};
 use crate::replica::{Replica, Request, Step};
-use crate::support::{Router, chat, eventually, within};
+use crate::support::{Router, Setting, chat, eventually, within};
 
 const CHAT: &str = "/v1/chat/completions";
 const CLIENTS: usize = 12;
@@ -84,4 +84,44 @@ async fn streams_that_had_begun_end_with_an_error_and_the_others_go_on() {
     assert_eq!(body.end, End::Whole);
     assert!(body.bytes.ends_with(b"data: [DONE]\n\n"));
     router.is_at_rest().await;
+}
+
+/// More than the retry budget has at hand by default.
+const WAITING: usize = 100;
+
+/// `WAITING` of `requests` wait for the first byte of replica `a` when it dies; `b` answers all.
+async fn check_death_under_waiting(settings: &[Setting<'_>], requests: usize) {
+    let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
+    let router = Router::start_blind(&[&a, &b], settings).await;
+    let body = router.chat_for(&a, "x").await;
+    a.script(hang);
+    b.script(echo);
+    a.forget();
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..requests {
+        let (traffic, body) = (router.traffic, body.clone());
+        clients.spawn(async move { Client::connect(traffic).await.request("POST", CHAT, "", body).await });
+    }
+    eventually("the requests wait", async || a.open() == WAITING).await;
+    a.stop().await;
+    for response in within("answers to all", clients.join_all()).await {
+        assert_eq!((response.status, response.body.end), (200, End::Whole), "{settings:?}: {}", response.text());
+        assert_eq!((response.replica(), response.text()), ("b", body.clone()), "{settings:?}");
+    }
+    assert_eq!(a.count(), WAITING, "{settings:?}: nobody was sent to the dead replica again");
+    router.is_at_rest().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_died_with_its_replica_needs_no_budget_to_be_sent_again() {
+    const IN_TURN: Setting<'_> = ("strategy", "round_robin");
+    const AT_HOME: Setting<'_> = ("concurrency_threshold", "1000");
+    const NO_BUDGET: [Setting<'_>; 2] = [("retry_budget_percent", "0"), ("retry_budget_floor", "0")];
+    const CHECKED: [Setting<'_>; 2] = [("health_check_interval", "100ms"), ("health_check_fall", "1")];
+    // In turn, every second request goes to the other replica.
+    for (way, requests) in [(IN_TURN, 2 * WAITING), (AT_HOME, WAITING)] {
+        for more in [&[][..], &NO_BUDGET, &CHECKED, &[("retries", "1")]] {
+            check_death_under_waiting(&[&[way], more].concat(), requests).await;
+        }
+    }
 }

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use crate::answers::{answer, chunk, echo, event, hang, head, last_chunk, ok, reset};
 use crate::client::{End, Response};
-use crate::replica::{Health, Replica, Request, Step};
+use crate::replica::{Gate, Health, Replica, Request, Step};
 use crate::support::{Router, Setting, chat, check_error, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// No connection is reused, so that what dies is a replica's answer and not an old connection.
 const FRESH: Setting<'_> = ("pool_max_idle", "0");
+
+/// How a replica fails.
+type Failing = fn(&Request) -> Vec<Step>;
 
 /// Two replicas, of which `a` fails so, and a request whose first choice is `a`.
 struct Pair {
@@ -23,7 +26,7 @@ struct Pair {
 }
 
 impl Pair {
-    async fn start(settings: &[Setting<'_>], failing: fn(&Request) -> Vec<Step>) -> Self {
+    async fn start(settings: &[Setting<'_>], failing: Failing) -> Self {
         let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
         let router = Router::start_blind(&[&a, &b], &[&[FRESH], settings].concat()).await;
         let body = router.chat_for(&a, "x").await;
@@ -66,7 +69,7 @@ async fn a_refused_connection_moves_the_request() {
 
 #[tokio::test]
 async fn a_death_before_the_first_byte_moves_the_request_though_it_was_written() {
-    let ways: [fn(&Request) -> Vec<Step>; 4] = [
+    let ways: [Failing; 4] = [
         reset,
         |_| vec![Step::Fin],
         |_| vec![Step::Write(b"HTTP/1.1 200 O".to_vec()), Step::Fin],
@@ -81,8 +84,7 @@ async fn a_death_before_the_first_byte_moves_the_request_though_it_was_written()
 
 #[tokio::test]
 async fn busy_replicas_are_passed_over() {
-    let ways: [fn(&Request) -> Vec<Step>; 2] =
-        [|_| answer(429, "retry-after: 7\r\n", "busy"), |_| answer(503, "retry-after: 7\r\n", "busy")];
+    let ways: [Failing; 2] = [|_| answer(429, "retry-after: 7\r\n", "busy"), |_| answer(503, "retry-after: 7\r\n", "busy")];
     for failing in ways {
         let pair = Pair::start(&[], failing).await;
         pair.check_moved(&pair.post().await, 1, "busy").await;
@@ -126,21 +128,65 @@ async fn a_busy_answer_beats_a_later_replica_that_is_dead() {
     let pair = Pair::start(&[], |_| answer(429, "retry-after: 7\r\n", "busy")).await;
     pair.b.stop().await;
     let response = pair.post().await;
-    assert!(matches!(response.status, 429 | 502), "{response:?}");
+    assert_eq!((response.status, response.replica()), (429, "a"), "{response:?}");
     assert_eq!(pair.a.count(), 1, "never to a replica already tried");
+}
+
+/// `a` is busy and says so in these bytes; `b` works for a while and breaks. Meanwhile nothing is outstanding at `a`, and afterwards its
+/// answer passes.
+async fn check_kept(status: u16, framing: &'static [u8], whole: &[u8]) {
+    let fields = "retry-after: 7\r\nx-ratelimit-remaining: 0\r\nx-many: 1\r\nx-many: 2\r\ncontent-type: application/json\r\n";
+    let pair = Pair::start(&[], ok).await;
+    pair.a.script(move |_| {
+        let head = format!("HTTP/1.1 {status} Busy\r\n{fields}");
+        vec![Step::Write([head.as_bytes(), framing].concat()), Step::Fin]
+    });
+    let gate = Gate::new();
+    let works = gate.clone();
+    pair.b.script(move |_| vec![Step::Wait(works.clone()), Step::Reset]);
+    let (response, ()) = tokio::join!(pair.post(), async {
+        pair.b.has_requests(1).await;
+        let outstanding = async |name| pair.router.metric("prefix_router_outstanding", &[("replica", name)]).await;
+        assert_eq!((outstanding("a").await, outstanding("b").await), (0.0, 1.0));
+        gate.open();
+    });
+    assert_eq!((response.status, response.body.end), (status, End::Whole), "{response:?}");
+    assert_eq!(response.body.bytes, whole);
+    assert_eq!((response.replica(), response.reason()), ("a", "home"));
+    for line in fields.trim_end().split("\r\n") {
+        let (name, value) = line.split_once(": ").unwrap();
+        assert!(response.head.all(name).contains(&value), "{line} is not in {:?}", response.head);
+    }
+    assert_eq!(response.head.get("x-prefix-router-error"), None, "it is the replica's answer");
+    assert_eq!((pair.a.count(), pair.b.count()), (1, 1));
+    pair.router.has_metric("prefix_router_requests_total", &[("reason", "failover")], 0.0).await;
+    pair.router.is_at_rest().await;
+}
+
+#[tokio::test]
+async fn a_busy_answer_is_kept_whole_while_another_replica_is_tried() {
+    for status in [429, 503] {
+        check_kept(status, b"content-length: 7\r\n\r\n\0busy\xff\n", b"\0busy\xff\n").await;
+        check_kept(status, b"content-length: 0\r\n\r\n", b"").await;
+        check_kept(status, b"transfer-encoding: chunked\r\n\r\n2\r\nbu\r\n2\r\nsy\r\n0\r\n\r\n", b"busy").await;
+        check_kept(status, b"connection: close\r\n\r\nbusy", b"busy").await;
+    }
 }
 
 #[tokio::test]
 async fn tries_are_bounded_and_each_is_another_replica() {
+    let ways: [(Failing, u16); 2] = [(busy, 503), (reset, 502)];
     for (retries, tries) in [("0", 1), ("1", 2), ("2", 3), ("10", 5)] {
-        let replicas = ["a", "b", "c", "d", "e"].map(|name| Replica::start(name, |_| answer(503, "", "busy")));
-        let all: Vec<&Replica> = replicas.iter().collect();
-        let settings = [FRESH, ("retries", retries), ("retry_budget_floor", "100")];
-        let router = Router::start_blind(&all, &settings).await;
-        assert_eq!(router.post(CHAT, chat("x")).await.status, 503);
-        let counts: Vec<usize> = replicas.iter().map(Replica::count).collect();
-        assert_eq!(counts.iter().sum::<usize>(), tries, "{retries} retries: {counts:?}");
-        assert!(counts.iter().all(|&count| count <= 1), "{retries} retries: {counts:?}");
+        for (failing, status) in ways {
+            let replicas = ["a", "b", "c", "d", "e"].map(|name| Replica::start(name, failing));
+            let all: Vec<&Replica> = replicas.iter().collect();
+            let settings = [FRESH, ("retries", retries), ("retry_budget_floor", "100")];
+            let router = Router::start_blind(&all, &settings).await;
+            assert_eq!(router.post(CHAT, chat("x")).await.status, status);
+            let counts: Vec<usize> = replicas.iter().map(Replica::count).collect();
+            assert_eq!(counts.iter().sum::<usize>(), tries, "{status}, {retries} retries: {counts:?}");
+            assert!(counts.iter().all(|&count| count <= 1), "{status}, {retries} retries: {counts:?}");
+        }
     }
 }
 
@@ -181,19 +227,23 @@ async fn what_may_have_an_effect_moves_where_nothing_was_written() {
     }
 }
 
-/// Two replicas, of which the first to be asked, whichever that is, resets its connection.
-fn first_breaks() -> [Replica; 2] {
+fn busy(_: &Request) -> Vec<Step> {
+    answer(503, "", "busy")
+}
+
+/// Two replicas, of which the first to be asked, whichever that is, fails so.
+fn first_fails(failing: Failing) -> [Replica; 2] {
     let asked = Arc::new(AtomicUsize::new(0));
     ["a", "b"].map(|name| {
         let asked = Arc::clone(&asked);
-        Replica::start(name, move |request| if asked.fetch_add(1, Ordering::SeqCst) == 0 { reset(request) } else { echo(request) })
+        Replica::start(name, move |request| if asked.fetch_add(1, Ordering::SeqCst) == 0 { failing(request) } else { echo(request) })
     })
 }
 
 #[tokio::test]
 async fn safe_methods_are_repeated() {
     for method in ["GET", "HEAD", "OPTIONS"] {
-        let [a, b] = first_breaks();
+        let [a, b] = first_fails(reset);
         let router = Router::start_blind(&[&a, &b], &[FRESH]).await;
         assert_eq!(router.send(method, "/v1/files/x", "", "").await.status, 200, "{method}");
         assert_eq!((a.count(), b.count()), (1, 1), "{method}");
@@ -202,12 +252,27 @@ async fn safe_methods_are_repeated() {
 
 #[tokio::test]
 async fn inference_on_every_surface_is_repeated() {
-    let targets = [CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/invocations", "/tokenize"];
+    let targets = [
+        CHAT,
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/invocations",
+        "/tokenize",
+        "/score",
+        "/pooling",
+        "/v1/rerank",
+        "/v1/audio/transcriptions",
+    ];
     for target in targets {
-        let [a, b] = first_breaks();
-        let router = Router::start_blind(&[&a, &b], &[FRESH]).await;
-        assert_eq!(router.post(target, "{\"x\":1}").await.text(), "{\"x\":1}", "{target}");
-        assert_eq!((a.count(), b.count()), (1, 1), "{target}");
+        for failing in [reset, busy] {
+            let [a, b] = first_fails(failing);
+            let router = Router::start_blind(&[&a, &b], &[FRESH]).await;
+            let response = router.post(target, "{\"x\":1}").await;
+            assert_eq!((response.status, response.text().as_str()), (200, "{\"x\":1}"), "{target}");
+            assert_eq!((a.count(), b.count()), (1, 1), "{target}");
+        }
     }
 }
 
@@ -298,7 +363,7 @@ async fn a_request_that_waits_moves_when_its_replica_is_ejected() {
 
 #[tokio::test]
 async fn a_stream_that_runs_survives_its_replicas_ejection() {
-    let gate = crate::replica::Gate::new();
+    let gate = Gate::new();
     let steps = vec![head(), chunk(event(0)), Step::Wait(gate.clone()), chunk(event(1)), last_chunk()];
     let replica = Replica::start("a", move |_| steps.clone());
     let router = Router::start(&[&replica], &[("health_check_fall", "1")]).await;

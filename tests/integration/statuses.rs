@@ -107,6 +107,35 @@ async fn body_too_large() {
 }
 
 #[tokio::test]
+async fn a_client_that_sends_on_can_still_read_why_its_body_is_refused() {
+    let replica = Replica::start("a", ok);
+    let router = Router::start(&[&replica], &[("max_body", "1KiB")]).await;
+    // More than all buffers on the way hold, so that the router has to take it.
+    let body = "x".repeat(16_000_000);
+    let chunked: String = [&body[..4_000]; 4_000].iter().map(|piece| format!("{:x}\r\n{piece}\r\n", piece.len())).collect();
+    let cases = [
+        ("transfer-encoding: chunked\r\n", format!("{chunked}0\r\n\r\n")),
+        ("transfer-encoding: chunked\r\nexpect: 100-continue\r\n", format!("{chunked}0\r\n\r\n")),
+        ("content-length: 16000000\r\n", body.clone()),
+    ];
+    for (number, (fields, sent)) in cases.iter().enumerate() {
+        let mut client = Client::connect(router.traffic).await;
+        client.write(format!("POST {} HTTP/1.1\r\nhost: x\r\n{fields}\r\n", TARGETS[0])).await;
+        if fields.contains("expect") {
+            assert_eq!(client.head().await.status(), 100, "{fields}: nothing in the head condemns it");
+        }
+        let (begin, rest) = sent.split_at(5_000);
+        client.write(begin).await;
+        router.has_metric("prefix_router_requests_total", &[("status", "4xx")], (number + 1) as f64).await;
+        // Most clients read no answer before they have sent all, and none after that has failed.
+        assert!(client.write(rest).await, "{fields}: the router has closed already");
+        check_error(&client.response("POST").await, TARGETS[0], 413, "body_too_large");
+    }
+    assert_eq!(H2::connect(&router).await.request("POST", TARGETS[0], body).await.head.status, 413);
+    assert_eq!(replica.count(), 0);
+}
+
+#[tokio::test]
 async fn headers_too_large() {
     let replica = Replica::start("a", ok);
     let router = Router::start(&[&replica], &[("max_header_bytes", "8KiB")]).await;

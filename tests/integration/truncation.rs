@@ -207,3 +207,26 @@ async fn a_broken_replica_is_counted_and_the_next_request_served() {
     replica.script(ok);
     assert_eq!(router.post(CHAT, "{}").await.status, 200);
 }
+
+#[tokio::test]
+async fn the_error_event_is_never_lost_to_the_reset_that_follows_it_over_http2() {
+    let replica = Replica::start("a", |_| vec![head(), chunk(event(0)), Step::Fin]);
+    let router = Router::start(&[&replica], &[]).await;
+    let check = |response: crate::h2::H2Response| {
+        let text = String::from_utf8_lossy(&response.bytes).into_owned();
+        check_added(CHAT, &text, text.strip_prefix(&event(0)).unwrap(), &event(0), Some("replica_broke"));
+        assert!(response.broken.is_some_and(|broken| broken.contains("Reset")), "{text}");
+    };
+    // One after the other on one connection, then all at once.
+    let mut client = H2::connect(&router).await;
+    for _ in 0..30 {
+        check(client.request("POST", CHAT, "{}").await);
+    }
+    let mut all = tokio::task::JoinSet::new();
+    for _ in 0..30 {
+        let mut client = H2::connect(&router).await;
+        all.spawn(async move { client.request("POST", CHAT, "{}").await });
+    }
+    all.join_all().await.into_iter().for_each(check);
+    router.is_at_rest().await;
+}

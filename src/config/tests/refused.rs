@@ -173,3 +173,15 @@ fn listen_and_admin_differ() {
         assert!(load_str(yaml, "r.yaml").is_ok(), "{yaml}");
     }
 }
+
+#[test]
+fn a_router_that_is_its_own_replica() {
+    for (listen, replica) in [("127.0.0.1:9000", "127.0.0.1:9000"), ("0.0.0.0:9000", "localhost:9000"), ("0.0.0.0:9000", "127.0.0.1:9000")]
+    {
+        wrong(
+            &format!("listen: {listen}\nreplicas: [http://{replica}]\n"),
+            &[&format!("r.yaml:2: replicas: {replica} is where this router itself listens ({listen}); allowed: other servers")],
+        );
+    }
+    assert!(load_str("listen: 127.0.0.1:9000\nreplicas: [http://127.0.0.2:9000]\n", "r.yaml").is_ok());
+}
