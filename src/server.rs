@@ -24,6 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 /// Connections from clients, and how they end.
@@ -59,6 +60,10 @@ const MAX_HEAD: usize = 512 << 10;
 
 /// How often the other end of a silent connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// How much the system takes beyond what a client can receive. Without a bound that may be megabytes, and a client that empties them slowly would
+/// look like one that takes nothing.
+const UNSENT: u32 = 128 << 10;
 
 /// Between two warnings of one kind.
 const WARN_PAUSE: Duration = Duration::from_secs(10);
@@ -160,7 +165,9 @@ async fn serve_connection(
     settings: Settings,
 ) {
     // Fails only where the client has left already.
-    let _ = prepare(&stream, &settings);
+    let _ = prepare(&stream);
+    let mut stream = Box::pin(TimeoutStream::new(stream));
+    stream.as_mut().set_write_timeout_pinned((!settings.write_timeout.is_zero()).then_some(settings.write_timeout));
     let begun = Arc::new(AtomicBool::new(false));
     let at_first_request = Arc::clone(&begun);
     let service = service_fn(move |mut request: Request<Incoming>| {
@@ -183,13 +190,9 @@ async fn serve_connection(
     let _ = connection.await;
 }
 
-fn prepare(stream: &TcpStream, settings: &Settings) -> io::Result<()> {
+fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4))?;
-    if !settings.write_timeout.is_zero() {
-        // The system watches this best: it knows what the client has taken.
-        socket.set_tcp_user_timeout(Some(settings.write_timeout))?;
-    }
-    Ok(())
+    socket.set_tcp_notsent_lowat(UNSENT)?;
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4))
 }

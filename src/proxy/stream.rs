@@ -14,6 +14,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use hyper::{HeaderMap, Version};
+use memchr::memmem;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
@@ -33,7 +34,7 @@ impl Answer {
         // Each connection has its own version; the server knows what its client understands.
         self.head.version = Version::HTTP_11;
         record.status = Some(self.head.status);
-        let events = is_plain_event_stream(&self.head.headers).then(|| Events { dialect, tail: Vec::with_capacity(TAIL) });
+        let events = is_plain_event_stream(&self.head.headers).then(|| Events { dialect, tail: Vec::with_capacity(TAIL), over: false });
         let mut response = Response::from_parts(self.head, ());
         name_choice(&mut response, &record, settings);
 
@@ -280,10 +281,13 @@ struct Events {
     dialect: Dialect,
     /// The last bytes passed on.
     tail: Vec<u8>,
+    /// Whether the event that ends a stream of `/v1/responses` has been there, which is too long for the tail.
+    over: bool,
 }
 
 impl Events {
     fn passed_on(&mut self, data: &[u8]) {
+        self.over |= self.dialect == Dialect::Responses && ends_responses(data);
         let fresh = &data[data.len().saturating_sub(TAIL)..];
         let kept = self.tail.len().min(TAIL - fresh.len());
         self.tail.drain(..self.tail.len() - kept);
@@ -294,7 +298,7 @@ impl Events {
     fn are_over(&self) -> bool {
         let text = self.tail.trim_ascii_end();
         let line = text.rsplit(|&byte| byte == b'\n' || byte == b'\r').next().unwrap_or_default();
-        matches!(line, b"data: [DONE]" | b"data:[DONE]" | br#"data: {"type":"message_stop"}"#)
+        self.over || matches!(line, b"data: [DONE]" | b"data:[DONE]" | br#"data: {"type":"message_stop"}"#)
     }
 
     /// What ends the line and the event that were under way, and one event that tells of `error`. `None` where the stream said that it is over.
@@ -307,6 +311,12 @@ impl Events {
         event.extend_from_slice(&error.event(self.dialect));
         Some(event.into())
     }
+}
+
+/// Whether a line of `data` begins the last event of a stream of `/v1/responses`.
+fn ends_responses(data: &[u8]) -> bool {
+    let names: [&[u8]; 3] = [b"\nevent: response.completed", b"\nevent: response.incomplete", b"\nevent: response.failed"];
+    names.iter().any(|name| data.starts_with(&name[1..]) || memmem::find(data, name).is_some())
 }
 
 /// Whether these are server-sent events that can be read, and to which one can be added (not so where the length is fixed).

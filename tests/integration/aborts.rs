@@ -59,11 +59,12 @@ async fn check_leaving(target: &str, parts: &[&str], last: &[Step], status: &str
 #[tokio::test]
 async fn a_client_that_has_read_the_last_event_may_leave() {
     let text = event(0);
-    let cases: [(&str, &[&str]); 5] = [
+    let cases: [(&str, &[&str]); 6] = [
         (CHAT, &[&text, "data: [DONE]\n\n"]),
         (CHAT, &[&text, "data: [DO", "NE]\n", "\n"]),
         ("/v1/completions", &["data:[DONE]\r\n\r\n"]),
         (MESSAGES, &["event: ping\ndata: {\"type\":\"ping\"}\n\n", "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"]),
+        ("/v1/responses", &["event: response.created\ndata: {}\n\n", "event: response.completed\ndata: {\"response\":{}}\n\n"]),
         (MESSAGES, &["event: message_stop\n", "data: {\"type\":\"message_stop\"}\n\n"]),
     ];
     let later = [Step::Sleep(Duration::from_millis(50)), last_chunk()];
@@ -76,11 +77,12 @@ async fn a_client_that_has_read_the_last_event_may_leave() {
 #[tokio::test]
 async fn a_client_that_leaves_before_the_last_event_has_left() {
     let text = event(0);
-    let cases: [(&str, &[&str]); 5] = [
+    let cases: [(&str, &[&str]); 6] = [
         (CHAT, &[&text]),
         (CHAT, &[&text, "data: [DO"]),
         (CHAT, &["data: {\"content\":\"data: [DONE]\"}\n\n"]),
         (CHAT, &["data: [DONE]\n\n", &text]),
+        ("/v1/responses", &["event: response.output_text.delta\ndata: {\"delta\":\"event: response.completed\"}\n\n"]),
         (MESSAGES, &["event: message_delta\ndata: {\"type\":\"message_delta\"}\n\n"]),
     ];
     for (target, parts) in cases {
