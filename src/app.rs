@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::config::Config;
-use crate::fleet::{Fleet, State};
+use crate::fleet::{Fleet, Snapshot, State};
 use crate::live::LiveFleet;
 use crate::proxy::{Parties, Proxy};
 use crate::routing::Chooser;
@@ -28,7 +28,7 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 /// Connections to the admin port at one time.
 const ADMIN_CONNECTIONS: usize = 256;
 
-/// `serve`: runs until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
+/// `serve`: runs until SIGTERM or SIGINT, then drains. A second signal cuts off what is still in flight.
 pub fn run(config: Config) -> Result<()> {
     let _log = telemetry::start(&config.telemetry);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -168,7 +168,7 @@ async fn serve_until_drained(
 async fn announce(fleet: Arc<LiveFleet>, limit: Duration) {
     let mut changes = fleet.changes();
     let known = async {
-        while fleet.snapshot().replicas().iter().any(|replica| fleet.snapshot().state(replica) == State::Unknown) {
+        while count(&fleet.snapshot(), State::Unknown) > 0 {
             if changes.changed().await.is_err() {
                 return;
             }
@@ -177,12 +177,15 @@ async fn announce(fleet: Arc<LiveFleet>, limit: Duration) {
     // A check that hangs is over after its own timeout, and a little later is soon enough.
     let _ = timeout(limit * 2, known).await;
     let snapshot = fleet.snapshot();
-    let up = snapshot.replicas().iter().filter(|replica| snapshot.state(replica) == State::Up).count();
     let all = snapshot.replicas().len();
-    match up {
+    match count(&snapshot, State::Up) {
         0 => tracing::warn!("none of {all} replicas is up; requests are tried nevertheless, and checks go on"),
-        _ => tracing::info!("{up} of {all} replicas are up"),
+        up => tracing::info!("{up} of {all} replicas are up"),
     }
+}
+
+fn count(snapshot: &Snapshot, state: State) -> usize {
+    snapshot.replicas().iter().filter(|replica| snapshot.state(replica) == state).count()
 }
 
 async fn bind(address: SocketAddr, key: &str) -> Result<(TcpListener, SocketAddr)> {

@@ -40,17 +40,18 @@ impl LiveFleet {
         let mut fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((before, after)) = fleet.observe(replica, outcome, Instant::now()) else { return };
         let snapshot = fleet.snapshot();
-        let nobody_is_up = !snapshot.any_up();
+        let was_the_last = before == State::Up && !snapshot.any_up();
         self.snapshot.store(Arc::new(snapshot));
         drop(fleet);
         self.changes.send_replace(());
+        let is_up = after == State::Up;
         let (replica, before, after) = (replica.name(), before.label(), after.label());
-        if after == State::Up.label() {
+        if is_up {
             tracing::info!(replica, before, after, "replica {replica} is {after}");
         } else {
             tracing::warn!(replica, before, after, why, "replica {replica} is {after}: {why}");
         }
-        if nobody_is_up && before == State::Up.label() {
+        if was_the_last {
             tracing::error!("no replica is up any more; requests are tried nevertheless, and checks go on");
         }
     }

@@ -94,10 +94,10 @@ pub async fn serve(listener: TcpListener, routes: Router, settings: Settings, st
         () = before.shutdown() => {}
         () = server.accept(&late) => {}
     }
-    let Server { listener, connections, .. } = server;
+    // The connections stay owned until the last has ended: dropped with this future, they are cut off.
+    let Server { listener, connections: _connections, .. } = server;
     drop(listener);
     late.shutdown().await;
-    drop(connections);
 }
 
 struct Server {

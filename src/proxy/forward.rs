@@ -132,8 +132,8 @@ impl<'a> Forward<'a> {
             return Ok(None);
         }
         let Some(choice) = self.choose()? else { return Ok(None) };
-        // What asks a living fleet for more has to be paid for (for an ejection that has happened). What died with its replica is asked of
-        // nobody any more: sending it again adds no load.
+        // What asks a living fleet for more has to be paid for; `ejected` has done so before it gave a replica up. What died with its replica
+        // is asked of nobody any more: sending it again adds no load.
         if cause == RetryCause::Busy && !self.proxy.budget.withdraw(now()) {
             record.metrics().refused_retry();
             return Ok(None);
@@ -154,8 +154,12 @@ impl<'a> Forward<'a> {
 
     /// Whether the settings allow a further try.
     fn may_retry(&self) -> bool {
-        let settings = &self.proxy.settings;
-        self.tried.len() <= settings.retries as usize && self.outgoing.body.len() <= settings.replay_buffer
+        self.tried.len() <= self.proxy.settings.retries as usize && self.is_replayable()
+    }
+
+    /// Whether the body may be sent more than once.
+    fn is_replayable(&self) -> bool {
+        self.outgoing.body.len() <= self.proxy.settings.replay_buffer
     }
 
     /// Whether a replica that was not tried yet, and is `good`, could be chosen.
@@ -185,7 +189,7 @@ impl<'a> Forward<'a> {
         let proxy = self.proxy;
         let upstream = Arc::clone(&proxy.parties.upstreams[lease.replica().index()]);
         let stale = || proxy.parties.metrics.retried(RetryCause::Stale);
-        let resend = self.repeatable && self.outgoing.body.len() <= proxy.settings.replay_buffer;
+        let resend = self.repeatable && self.is_replayable();
         let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
         let (head, mut rest) = response.into_parts();
         let mut first = None;
