@@ -61,6 +61,8 @@ pub mod fleet;
 
 pub mod routing;
 
+pub mod sim;
+
 pub mod telemetry;
 
 pub mod live;
@@ -78,6 +80,8 @@ pub mod server;
 pub mod config;
 
 pub mod app;
+
+pub mod demo_replica;
 
 pub mod healthcheck;
 

@@ -7,11 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 18] = [
     ("units", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
     ("routing", &["units", "request", "fleet"]),
+    ("sim", &["units", "request", "fleet", "routing"]),
     ("telemetry", &["units", "request", "fleet", "routing"]),
     ("live", &["units", "request", "fleet", "routing", "telemetry"]),
     ("upstream", &["units", "request", "fleet", "routing", "telemetry", "live"]),
@@ -20,6 +21,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("admin", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
     ("server", &["units", "request", "fleet", "routing", "telemetry"]),
     ("config", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream", "probe", "proxy", "admin", "server"]),
+    ("demo_replica", &["units", "sim", "server"]),
     ("healthcheck", &["units"]),
     ("app", EVERYTHING),
     ("cli", EVERYTHING),
@@ -31,6 +33,7 @@ const EVERYTHING: &[&str] = &[
     "request",
     "fleet",
     "routing",
+    "sim",
     "telemetry",
     "live",
     "upstream",
@@ -38,6 +41,7 @@ const EVERYTHING: &[&str] = &[
     "proxy",
     "admin",
     "server",
+    "demo_replica",
     "healthcheck",
     "config",
     "app",
@@ -45,7 +49,7 @@ const EVERYTHING: &[&str] = &[
 ];
 
 /// Same arguments, same answer: no I/O, no tasks, no log, no clock, no randomness of the system's.
-const PURE: [&str; 4] = ["units", "request", "fleet", "routing"];
+const PURE: [&str; 5] = ["units", "request", "fleet", "routing", "sim"];
 
 /// What would make them impure, as paths begin.
 const IMPURE: [&str; 26] = [

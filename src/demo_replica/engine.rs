@@ -1,0 +1,203 @@
+//! The simulated engine at work: the model's steps in real time, and whoever waits for tokens.
+//!
+//! It speaks no HTTP, and decides nothing about batches and caches: that is `sim::replica`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Duration, Instant, sleep_until};
+
+use crate::sim::blocks;
+use crate::sim::replica::{Counts, Progress, ReplicaModel, Request, Settings};
+
+/// How far the model's time may be behind the clock, where timers are late, before the rest is given up. A step is then longer than the model
+/// says, as on a host that is too slow for its engine.
+const MOST_LAG: Duration = Duration::from_millis(20);
+
+/// An engine that takes requests. Clones are the same engine.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Somebody has come.
+    arrival: Notify,
+}
+
+struct State {
+    model: ReplicaModel,
+    waiting: HashMap<u64, Waiting>,
+    next_id: u64,
+}
+
+struct Waiting {
+    admitted: Instant,
+    outputs: mpsc::UnboundedSender<Output>,
+}
+
+/// What an engine has come up with for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Tokens of the answer so far.
+    pub generated: usize,
+    /// Tokens of the prompt that were found in the cache.
+    pub cached_tokens: usize,
+    /// That was all.
+    pub finished: bool,
+    /// When it left the queue.
+    pub admitted: Instant,
+    /// When this was ready.
+    pub at: Instant,
+}
+
+/// A request's way through the engine. Dropping it takes the request out at once.
+pub struct Generation {
+    id: u64,
+    outputs: mpsc::UnboundedReceiver<Output>,
+    engine: Engine,
+}
+
+impl Engine {
+    /// An idle engine, and what drives it: to be spawned, and aborted to stop it. `settings` must be without problem.
+    pub fn new(settings: Settings) -> (Self, impl Future<Output = ()> + Send + use<>) {
+        let state = State { model: ReplicaModel::new(settings), waiting: HashMap::new(), next_id: 0 };
+        let engine = Self { shared: Arc::new(Shared { state: Mutex::new(state), arrival: Notify::new() }) };
+        let driver = engine.clone();
+        (engine, async move { driver.run().await })
+    }
+
+    /// Asks for the answer `output` to `prompt`. Nothing where both together are longer than the engine takes, or the prompt is empty.
+    pub fn submit(&self, prompt: &[u32], output: &[u32], salt: Option<&str>) -> Option<Generation> {
+        // Hashing takes a moment, so it does not hold up the engine.
+        let block_size = self.settings().block_size;
+        let blocks = blocks::hashes(prompt.iter().chain(output).copied(), block_size, salt);
+        let (sender, outputs) = mpsc::unbounded_channel();
+        let mut state = self.state();
+        let id = state.next_id;
+        state.model.enqueue(Request { id, prompt_tokens: prompt.len(), output_tokens: output.len(), blocks }).ok()?;
+        state.next_id += 1;
+        state.waiting.insert(id, Waiting { admitted: Instant::now(), outputs: sender });
+        drop(state);
+        self.shared.arrival.notify_one();
+        Some(Generation { id, outputs, engine: self.clone() })
+    }
+
+    /// How it was started.
+    pub fn settings(&self) -> Settings {
+        self.state().model.settings().clone()
+    }
+
+    /// Its counters and state.
+    pub fn counts(&self) -> Counts {
+        self.state().model.counts()
+    }
+
+    /// Empties its cache. Says no while a request runs.
+    pub fn reset_cache(&self) -> bool {
+        self.state().model.reset_cache()
+    }
+
+    async fn run(self) {
+        let mut now = Instant::now();
+        loop {
+            let step = self.state().model.start_step();
+            let Some(step) = step else {
+                self.shared.arrival.notified().await;
+                now = Instant::now();
+                continue;
+            };
+            {
+                let mut state = self.state();
+                for id in step.admitted {
+                    if let Some(waiting) = state.waiting.get_mut(&id) {
+                        waiting.admitted = now;
+                    }
+                }
+            }
+            // The model's time, not the timer's: late wake-ups do not add up.
+            now = (now + step.length).max(Instant::now() - MOST_LAG);
+            sleep_until(now).await;
+            self.finish_step(now);
+        }
+    }
+
+    fn finish_step(&self, at: Instant) {
+        let mut state = self.state();
+        for Progress { id, generated, cached_tokens, finished } in state.model.finish_step() {
+            let Some(waiting) = state.waiting.get(&id) else { continue };
+            // Whoever no longer listens takes the request out by itself.
+            let _ = waiting.outputs.send(Output { generated, cached_tokens, finished, admitted: waiting.admitted, at });
+            if finished {
+                state.waiting.remove(&id);
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds this lock.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Generation {
+    /// What is next; nothing after the last, or where the engine was stopped.
+    pub async fn next(&mut self) -> Option<Output> {
+        self.outputs.recv().await
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        let mut state = self.engine.state();
+        if state.waiting.remove(&self.id).is_some() {
+            state.model.abort(self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::cost::Cost;
+
+    /// Steps of exactly 10 ms, whatever they do.
+    fn start() -> Engine {
+        let cost = Cost { step: 0.01, prefill_token: 0.0, prefill_context: 0.0, decode_sequence: 0.0, decode_context_token: 0.0 };
+        let (engine, driver) = Engine::new(Settings { blocks: 100, step_tokens: 64, max_model_len: 1_000, cost, ..Settings::default() });
+        tokio::spawn(driver);
+        engine
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_come_when_the_model_says() {
+        let engine = start();
+        let begun = Instant::now();
+        let prompt: Vec<u32> = (0..100).collect();
+        let mut generation = engine.submit(&prompt, &[1, 2, 3], None).expect("it fits");
+        let mut seen = Vec::new();
+        while let Some(output) = generation.next().await {
+            seen.push((output.generated, output.finished, begun.elapsed().as_millis()));
+        }
+        // Two steps for the prompt; the second one brings the first token.
+        assert_eq!(seen, [(1, false, 20), (2, false, 30), (3, true, 40)]);
+        assert!(engine.submit(&[], &[1], None).is_none());
+        assert!(engine.submit(&[1; 1_000], &[1], None).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_leaves_is_taken_out_at_once() {
+        let engine = start();
+        let mut one = engine.submit(&[1; 50], &[1; 500], None).expect("it fits");
+        let other = engine.submit(&[2; 50], &[1; 500], None).expect("it fits");
+        one.next().await.expect("a token");
+        assert_eq!(engine.counts().running, 2);
+        drop(one);
+        assert_eq!(engine.counts().running, 1);
+        drop(other);
+        assert_eq!((engine.counts().running, engine.counts().blocks_held), (0, 0));
+        assert!(engine.reset_cache());
+    }
+}
