@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
@@ -37,8 +37,7 @@ pub fn run(config: Config) -> Result<()> {
     }
     let runtime = runtime.enable_all().build().context("cannot start the threads that serve")?;
     let ended = runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        let mut stop = StopSignals::new()?;
         let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
@@ -47,15 +46,13 @@ pub fn run(config: Config) -> Result<()> {
         });
         let mut running = start(config).await?;
         tokio::select! {
-            _ = terminate.recv() => tracing::info!("SIGTERM: draining"),
-            _ = interrupt.recv() => tracing::info!("SIGINT: draining"),
+            name = stop.next() => tracing::info!("{name}: draining"),
             () = running.stopped() => bail!("serving ended by itself"),
         }
         running.drain();
         tokio::select! {
             () = running.stopped() => {}
-            _ = terminate.recv() => tracing::warn!("second SIGTERM: what is in flight is cut off"),
-            _ = interrupt.recv() => tracing::warn!("second SIGINT: what is in flight is cut off"),
+            name = stop.next() => tracing::warn!("second signal, {name}: what is in flight is cut off"),
         }
         running.cut.cancel();
         running.stopped().await;
@@ -65,6 +62,29 @@ pub fn run(config: Config) -> Result<()> {
     // A name that is being resolved must not hold the exit back; everything else ends at once, and has its say in the log.
     runtime.shutdown_timeout(CUT_TIME);
     ended
+}
+
+/// The signals that end a server: SIGTERM and SIGINT. From when this is made they no longer end the process by themselves.
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// Listens from now on.
+    pub fn new() -> Result<Self> {
+        let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+        let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+        Ok(Self { terminate, interrupt })
+    }
+
+    /// Waits for the next one, and names it.
+    pub async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
 }
 
 /// A router at work. Dropping it stops everything at once.

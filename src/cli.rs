@@ -1,4 +1,4 @@
-//! The command line: `serve`, `check`, `healthcheck`, one function each, and what their exit codes mean.
+//! The command line: `serve`, `check`, `demo`, `demo-replica`, `healthcheck`, one function each, and what their exit codes mean.
 //!
 //! 0: as asked. 1: it did not work out. 2: the command line or the configuration is wrong. It has no rule about any
 //! setting; flags are handed to [`config`] as texts, like variables.
@@ -10,7 +10,8 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{self, Flag, Sources, help};
-use crate::{app, healthcheck};
+use crate::sim::workload::Workload;
+use crate::{app, demo, healthcheck};
 
 /// Runs the process's command line.
 pub fn main() -> ExitCode {
@@ -18,6 +19,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => match cli.command {
             Command::Serve(flags) => serve(flags),
             Command::Check(flags) => check(flags),
+            Command::Demo(flags) => demo(flags),
             Command::Healthcheck { url, flags } => healthcheck(url, flags),
         },
         Err(error) => {
@@ -47,6 +49,8 @@ enum Command {
     Serve(ConfigFlags),
     /// Check the configuration, and print what is in force.
     Check(ConfigFlags),
+    /// See what prefix routing does, on simulated replicas: every strategy gets the same requests, for about a minute.
+    Demo(DemoFlags),
     /// Ask a running router whether it is ready; for containers. Exit code 0 if it is.
     Healthcheck {
         /// What to ask; without it, /ready at the admin address of the configuration.
@@ -85,6 +89,42 @@ struct ConfigFlags {
     log_format: Option<String>,
     #[arg(long, value_name = "TIME", help = help("drain_timeout"))]
     drain_timeout: Option<String>,
+}
+
+/// What `demo` shows.
+#[derive(Args, Debug)]
+struct DemoFlags {
+    /// Seeds the requests and their times; equal seeds give equal requests.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    #[arg(long, value_name = "NAME", value_parser = workload, default_value = Workload::Documents.name(), help = workloads())]
+    workload: Workload,
+    /// Simulated replicas.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64), default_value_t = 7)]
+    replicas: u64,
+    /// How long requests arrive, for each strategy.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600), default_value_t = 16)]
+    seconds: u64,
+    /// Print the figures as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Compare nothing; keep router and replicas up, to be tried by hand.
+    #[arg(long, conflicts_with_all = ["seed", "workload", "seconds", "json"])]
+    serve: bool,
+    #[arg(long, value_name = "ADDRESS", requires = "serve", help = help("listen"))]
+    listen: Option<String>,
+    #[arg(long, value_name = "ADDRESS", requires = "serve", help = help("admin"))]
+    admin: Option<String>,
+}
+
+fn workload(name: &str) -> Result<Workload, String> {
+    let known = Workload::ALL.into_iter().find(|workload| workload.name() == name);
+    known.ok_or_else(|| format!("allowed: {}", Workload::ALL.map(Workload::name).join(", ")))
+}
+
+fn workloads() -> String {
+    let all = Workload::ALL.map(|workload| format!("{}: {}", workload.name(), workload.about()));
+    format!("The kind of requests. {}", all.join("; "))
 }
 
 impl ConfigFlags {
@@ -127,6 +167,25 @@ fn check(flags: ConfigFlags) -> ExitCode {
             Err(error) => complain(FAILED, format_args!("error: cannot print the configuration: {error}")),
         },
         Err(errors) => complain(WRONG_USE, errors),
+    }
+}
+
+fn demo(flags: DemoFlags) -> ExitCode {
+    let DemoFlags { seed, workload, replicas, seconds, json, serve, listen, admin } = flags;
+    let replicas = replicas as usize;
+    let done = if serve {
+        // Neither files nor variables: it is the same for everybody.
+        let flags = ConfigFlags { listen, admin, ..ConfigFlags::default() }.sources().flags;
+        match config::load_settings(Sources { flags, ..Sources::default() }) {
+            Ok(config) => demo::serve(replicas, config),
+            Err(errors) => return complain(WRONG_USE, errors),
+        }
+    } else {
+        demo::run(&demo::Options { seed, workload, replicas, seconds: seconds as f64 }, json)
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(FAILED, format_args!("error: {error:#}")),
     }
 }
 

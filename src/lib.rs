@@ -83,6 +83,8 @@ pub mod app;
 
 pub mod demo_replica;
 
+pub mod demo;
+
 pub mod healthcheck;
 
 pub mod cli;

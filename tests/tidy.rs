@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 18] = [
+const MAY_USE: [(&str, &[&str]); 19] = [
     ("units", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
@@ -24,6 +24,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ("demo_replica", &["units", "sim", "server"]),
     ("healthcheck", &["units"]),
     ("app", EVERYTHING),
+    ("demo", EVERYTHING),
     ("cli", EVERYTHING),
     ("main", EVERYTHING),
 ];
@@ -45,6 +46,7 @@ const EVERYTHING: &[&str] = &[
     "healthcheck",
     "config",
     "app",
+    "demo",
     "cli",
 ];
 

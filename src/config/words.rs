@@ -30,18 +30,13 @@ pub(super) fn list<T: Word>() -> String {
 }
 
 impl Word for StrategyName {
-    const ALL: &'static [Self] = &[Self::PrefixAware, Self::LeastOutstanding, Self::RoundRobin, Self::Random];
+    const ALL: &'static [Self] = &Self::ALL;
     /// The names of SageMaker's `RoutingStrategy`.
     const ALSO: &'static [(&'static str, Self)] =
         &[("PREFIX_AWARE", Self::PrefixAware), ("LEAST_OUTSTANDING_REQUESTS", Self::LeastOutstanding), ("RANDOM", Self::Random)];
 
     fn word(self) -> &'static str {
-        match self {
-            Self::PrefixAware => "prefix_aware",
-            Self::LeastOutstanding => "least_outstanding",
-            Self::RoundRobin => "round_robin",
-            Self::Random => "random",
-        }
+        self.name()
     }
 }
 

@@ -57,6 +57,21 @@ pub enum StrategyName {
     PrefixAware,
 }
 
+impl StrategyName {
+    /// All of them, the most useful first.
+    pub const ALL: [Self; 4] = [Self::PrefixAware, Self::LeastOutstanding, Self::RoundRobin, Self::Random];
+
+    /// Its name to users (DESIGN section 5).
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PrefixAware => "prefix_aware",
+            Self::LeastOutstanding => "least_outstanding",
+            Self::RoundRobin => "round_robin",
+            Self::Random => "random",
+        }
+    }
+}
+
 /// Where a request goes whose home is gated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overflow {

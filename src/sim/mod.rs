@@ -6,3 +6,8 @@ pub mod blocks;
 mod cache;
 pub mod cost;
 pub mod replica;
+pub mod report;
+pub mod workload;
+
+#[cfg(test)]
+mod recorded;

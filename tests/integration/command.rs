@@ -16,17 +16,17 @@ use crate::support::{chat, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn program() -> Command {
+pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_prefix-router"));
     command.env_clear().stdin(Stdio::null());
     command
 }
 
-fn run(command: &mut Command) -> Output {
+pub(crate) fn run(command: &mut Command) -> Output {
     command.output().expect("the program starts")
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     [&output.stdout[..], &output.stderr[..]].map(String::from_utf8_lossy).concat()
 }
 
@@ -48,16 +48,16 @@ impl Drop for File {
 }
 
 /// The program serving, killed with the test.
-struct Serving {
+pub(crate) struct Serving {
     child: Child,
     log: Arc<Mutex<Vec<String>>>,
-    traffic: SocketAddr,
-    admin: SocketAddr,
+    pub(crate) traffic: SocketAddr,
+    pub(crate) admin: SocketAddr,
 }
 
 impl Serving {
     /// Starts it on free ports and learns from its log which those are.
-    async fn start(command: &mut Command, replicas: &[&Replica]) -> Self {
+    pub(crate) async fn start(command: &mut Command, replicas: &[&Replica]) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
         let log = Arc::new(Mutex::new(Vec::new()));
         collect(child.stdout.take().expect("piped"), Arc::clone(&log));
@@ -82,16 +82,16 @@ impl Serving {
         Self { child, log, traffic, admin }
     }
 
-    fn log(&self) -> Vec<String> {
+    pub(crate) fn log(&self) -> Vec<String> {
         self.log.lock().expect("no panic under the lock").clone()
     }
 
-    fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         let status = Command::new("sh").args(["-c", &format!("kill -TERM {}", self.child.id())]).status();
         assert!(status.expect("a shell").success());
     }
 
-    async fn exit_code(&mut self) -> Option<i32> {
+    pub(crate) async fn exit_code(&mut self) -> Option<i32> {
         let mut code = None;
         eventually("the program ends", async || {
             code = self.child.try_wait().expect("our child");

@@ -15,6 +15,7 @@ mod aborts;
 mod bodies;
 mod cancel;
 mod command;
+mod demo;
 mod drain;
 mod endpoints;
 mod exposure;

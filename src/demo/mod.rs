@@ -1,0 +1,249 @@
+//! `demo`: what prefix routing does, on a fleet of simulated replicas, over real sockets. Every strategy in turn gets the same requests at
+//! the same times, a fresh router and replicas with empty caches.
+//!
+//! Nothing is made up: what is shown is what a client measures and the replicas report. What is simulated is the engine behind each replica.
+
+mod client;
+mod table;
+mod texts;
+mod traffic;
+
+use std::io::{IsTerminal, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+
+use crate::app::{self, Running};
+use crate::config::Config;
+use crate::demo_replica::{self, Replica};
+use crate::fleet::ReplicaSpec;
+use crate::routing::StrategyName;
+use crate::sim;
+use crate::sim::cost::Cost;
+use crate::sim::report::Report;
+use crate::sim::workload::{self, Session, Volume, Workload};
+use crate::units::Weight;
+use client::Client;
+use traffic::Outcome;
+
+/// What is to be shown.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Seeds the requests and their times.
+    pub seed: u64,
+    /// The kind of requests.
+    pub workload: Workload,
+    /// Simulated replicas; at least 1.
+    pub replicas: usize,
+    /// How long requests arrive, for each strategy.
+    pub seconds: f64,
+}
+
+/// The strategies side by side.
+#[derive(Clone, Debug, Serialize)]
+pub struct Comparison {
+    /// As on the command line.
+    pub workload: &'static str,
+    /// What the workload's requests are.
+    pub about: &'static str,
+    /// As on the command line.
+    pub seed: u64,
+    /// Simulated replicas.
+    pub replicas: usize,
+    /// Requests that each strategy got.
+    pub requests: usize,
+    /// Requests that arrived in a second, on average.
+    pub arrivals_per_second: f64,
+    /// How many times as fast the simulated replicas are as one with the default constants.
+    pub replica_speed: f64,
+    /// The router's `prefix_length`.
+    pub prefix_length: u64,
+    /// The router's `concurrency_threshold`.
+    pub concurrency_threshold: u64,
+    /// In the order in which they were run.
+    pub strategies: Vec<Measured>,
+}
+
+/// A strategy and its figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// Its name.
+    pub strategy: &'static str,
+    /// Its figures.
+    #[serde(flatten)]
+    pub report: Report,
+}
+
+/// The replicas' model.
+const MODEL: &str = "demo-model";
+
+/// The simulated engines of the comparison are this much faster than the default constants (a 70B model on eight H100): so each strategy gets
+/// through enough documents, in a quarter of a minute, for chance to even out on the ring.
+const SPEED: f64 = 8.0;
+
+/// Requests in a second for each replica: about three quarters of what random routing can take of `documents`.
+const PER_REPLICA: f64 = 30.0;
+
+/// Requests in a second for all: what client, router and replicas take together on two cores without waiting for one another.
+const MOST_PER_SECOND: f64 = 240.0;
+
+/// How long a fleet may take to be up.
+const START_TIME: Duration = Duration::from_secs(10);
+
+/// Between two looks at a run.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Runs every strategy and shows how it gets on, on stderr; then the table, or JSON, on stdout.
+pub fn run(options: &Options, json: bool) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    let comparison = runtime.block_on(compare(options))?;
+    let text = if json { serde_json::to_string_pretty(&comparison)? + "\n" } else { table::render(&comparison) };
+    std::io::stdout().write_all(text.as_bytes()).context("cannot print the result")
+}
+
+/// Runs every strategy, and reports progress on stderr.
+pub async fn compare(options: &Options) -> Result<Comparison> {
+    let per_second = (PER_REPLICA * options.replicas as f64).min(MOST_PER_SECOND);
+    let volume = Volume { requests: ((per_second * options.seconds).round() as usize).max(1), per_second };
+    let sessions = workload::generate(options.workload, volume, &mut StdRng::seed_from_u64(options.seed));
+    let requests = sessions.iter().map(|session| session.turns.len()).sum();
+    let mut strategies = Vec::new();
+    // From what everybody has to what this router is for.
+    for strategy in StrategyName::ALL.into_iter().rev() {
+        let report = measure(strategy, &sessions, requests, options.replicas).await.with_context(|| strategy.name())?;
+        strategies.push(Measured { strategy: strategy.name(), report });
+    }
+    let config = Config::default();
+    Ok(Comparison {
+        workload: options.workload.name(),
+        about: options.workload.about(),
+        seed: options.seed,
+        replicas: options.replicas,
+        requests,
+        arrivals_per_second: per_second,
+        replica_speed: SPEED,
+        prefix_length: config.key.prefix_length.get(),
+        concurrency_threshold: config.routing.concurrency_threshold.get(),
+        strategies,
+    })
+}
+
+async fn measure(strategy: StrategyName, sessions: &[Session], requests: usize, replicas: usize) -> Result<Report> {
+    let mut config = Config { listen: any_port(), admin: any_port(), ..Config::default() };
+    config.routing.strategy = strategy;
+    let engine = sim::replica::Settings { cost: Cost::default().faster(SPEED), ..sim::replica::Settings::default() };
+    let fleet = Fleet::start(replicas, engine, config).await?;
+    let client = Client::new(fleet.router.traffic);
+    let outcome = Outcome::default();
+    let progress = Progress::start(strategy.name(), requests);
+    let traffic = traffic::play(&client, MODEL, sessions, &fleet.names, &outcome);
+    tokio::pin!(traffic);
+    while tokio::time::timeout(TICK, &mut traffic).await.is_err() {
+        progress.show(outcome.over(), &outcome.report(replicas));
+    }
+    let report = outcome.report(replicas);
+    progress.end(outcome.over(), &report);
+    if let Some(why) = outcome.first_failure() {
+        let _ = writeln!(std::io::stderr(), "{}: {} of {requests} requests failed; the first: {why}", strategy.name(), report.failed);
+    }
+    ensure!(report.requests > 0, "no request was answered");
+    Ok(report)
+}
+
+/// Keeps a fleet of replicas with the default constants and a router up, until SIGTERM or SIGINT.
+pub fn serve(replicas: usize, config: Config) -> Result<()> {
+    let _log = crate::telemetry::start(&config.telemetry);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
+    runtime.block_on(async {
+        let mut stop = app::StopSignals::new()?;
+        let fleet = Fleet::start(replicas, sim::replica::Settings::default(), config).await?;
+        std::io::stdout().write_all(table::to_try(&fleet.router, replicas, MODEL).as_bytes()).context("cannot print what to try")?;
+        stop.next().await;
+        Ok(())
+    })
+}
+
+/// Simulated replicas and a router in front of them.
+struct Fleet {
+    router: Running,
+    /// The replicas' identities, in order.
+    names: Vec<String>,
+    _replicas: Vec<Replica>,
+}
+
+impl Fleet {
+    /// Starts both, and waits until every replica is up. `config` needs no replicas.
+    async fn start(replicas: usize, engine: sim::replica::Settings, mut config: Config) -> Result<Self> {
+        let names: Vec<String> = (1..=replicas).map(|number| format!("replica-{number}")).collect();
+        let mut running = Vec::with_capacity(replicas);
+        for name in &names {
+            let listener = TcpListener::bind(any_port()).await.context("no port is free for a replica")?;
+            let settings = demo_replica::Settings { model: MODEL.into(), engine: engine.clone(), ..demo_replica::Settings::default() };
+            let replica = demo_replica::start(listener, settings)?;
+            let authority = replica.address().to_string();
+            config.replicas.push(ReplicaSpec { name: name.clone(), authority, weight: Weight::clamped(1), models: vec![] });
+            running.push(replica);
+        }
+        let router = app::start(config).await?;
+        let admin = Client::new(router.admin);
+        let begun = Instant::now();
+        loop {
+            let metrics = admin.get("/metrics").await.context("the router's admin port")?;
+            let up = metrics.lines().filter(|line| line.starts_with("prefix_router_replica_state{") && line.ends_with("state=\"up\"} 1")).count();
+            if up == replicas {
+                return Ok(Self { router, names, _replicas: running });
+            }
+            if begun.elapsed() > START_TIME {
+                bail!("only {up} of {replicas} simulated replicas are up after {START_TIME:?}");
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn any_port() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
+}
+
+/// How a strategy gets on: a bar on a terminal, else a line at its end.
+struct Progress {
+    bar: Option<ProgressBar>,
+    strategy: &'static str,
+}
+
+impl Progress {
+    fn start(strategy: &'static str, requests: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(requests as u64);
+            if let Ok(style) = ProgressStyle::with_template("{prefix:17} {bar:24} {pos:>5}/{len} {msg}") {
+                bar.set_style(style);
+            }
+            bar.with_prefix(strategy)
+        });
+        Self { bar, strategy }
+    }
+
+    fn show(&self, over: usize, report: &Report) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(over as u64);
+            bar.set_message(table::in_brief(report));
+        }
+    }
+
+    fn end(&self, over: usize, report: &Report) {
+        self.show(over, report);
+        match &self.bar {
+            Some(bar) => bar.abandon(),
+            None => {
+                let _ = writeln!(std::io::stderr(), "{:17} {over:>5} requests  {}", self.strategy, table::in_brief(report));
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! How the demo's figures look to a reader.
+
+use std::fmt::Write;
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+
+use super::{Comparison, Measured};
+use crate::app::Running;
+use crate::sim::report::{COLD, Report};
+
+/// A run in a few words, while it goes on.
+pub(super) fn in_brief(report: &Report) -> String {
+    format!("first token p50 {}, found in cache {}", ms(report.first_token_ms.p50), percent(report.hit_rate))
+}
+
+/// The strategies side by side, with what was done above and what it means below.
+pub(super) fn render(comparison: &Comparison) -> String {
+    let rows: [(&str, fn(&Report) -> String); 16] = [
+        ("Time to first token  p50", |report| ms(report.first_token_ms.p50)),
+        ("                     p90", |report| ms(report.first_token_ms.p90)),
+        ("                     p99", |report| ms(report.first_token_ms.p99)),
+        ("Whole answer         p50", |report| ms(report.total_ms.p50)),
+        ("                     p90", |report| ms(report.total_ms.p90)),
+        ("Answers per second", |report| format!("{:.0}", report.requests_per_second)),
+        ("Prompt tokens found in cache", |report| percent(report.hit_rate)),
+        ("Cold phase: first token p50", |report| ms(report.cold.first_token_ms.p50)),
+        ("            found in cache", |report| percent(report.cold.hit_rate)),
+        ("Warm phase: first token p50", |report| ms(report.warm.first_token_ms.p50)),
+        ("            first token p90", |report| ms(report.warm.first_token_ms.p90)),
+        ("            found in cache", |report| percent(report.warm.hit_rate)),
+        ("Busiest replica, mean = 1", |report| format!("{:.2}", report.busiest)),
+        ("Share per replica, least", |report| percent(report.shares.iter().copied().fold(1.0, f64::min))),
+        ("                   most", |report| percent(report.shares.iter().copied().fold(0.0, f64::max))),
+        ("Overflow", |report| percent(report.overflow)),
+    ];
+    let mut table = Table::new();
+    table.load_preset(NOTHING);
+    table.set_header(std::iter::once("").chain(comparison.strategies.iter().map(|measured| measured.strategy)));
+    for (name, figure) in rows {
+        table.add_row(std::iter::once(name.to_owned()).chain(comparison.strategies.iter().map(|measured| figure(&measured.report))));
+    }
+    if comparison.strategies.iter().any(|measured| measured.report.failed > 0) {
+        table.add_row(
+            std::iter::once("Failed".to_owned()).chain(comparison.strategies.iter().map(|measured| measured.report.failed.to_string())),
+        );
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    format!("\n{}\n{table}\n\n{}\n", heading(comparison), conclusion(&comparison.strategies))
+}
+
+fn heading(comparison: &Comparison) -> String {
+    let Comparison { replicas, requests, arrivals_per_second, about, replica_speed, seed, prefix_length, concurrency_threshold, .. } = comparison;
+    format!(
+        "{replicas} simulated replicas, each {replica_speed} times as fast as a 70B model on eight H100, behind a real router on real sockets.\n\
+         Each strategy gets the same {requests} requests ({arrivals_per_second:.0} per second, seed {seed}) and empty caches:\n\
+         {about}.\n\
+         prefix_length {prefix_length}, concurrency_threshold {concurrency_threshold}. The cold phase is the first {:.0} % of the requests.\n",
+        COLD * 100.0
+    )
+}
+
+/// The first strategy against the last, in a sentence.
+fn conclusion(strategies: &[Measured]) -> String {
+    let [first, .., last] = strategies else { return String::new() };
+    let (before, after) = (&first.report, &last.report);
+    let change = 100.0 * (1.0 - after.first_token_ms.p50 / before.first_token_ms.p50);
+    let (change, word) = if change < 0.0 { (-change, "later") } else { (change, "sooner") };
+    let computed = (1.0 - before.hit_rate) / (1.0 - after.hit_rate).max(f64::EPSILON);
+    let mut text = format!("{} against {}: half of the first tokens come {change:.0} % {word} (p50)", last.strategy, first.strategy);
+    // Writing to a text cannot fail.
+    let _ = if computed >= 1.05 {
+        write!(text, ", and the replicas compute {computed:.1} times fewer prompt tokens.")
+    } else {
+        write!(text, "; the replicas compute as many prompt tokens.")
+    };
+    text
+}
+
+/// What `demo --serve` says.
+pub(super) fn to_try(router: &Running, replicas: usize, model: &str) -> String {
+    let (traffic, admin) = (router.traffic, router.admin);
+    format!(
+        r#"The router is at http://{traffic}, before {replicas} simulated replicas. Try:
+
+  curl -i http://{traffic}/v1/chat/completions -H 'content-type: application/json' \
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Good morning"}}]}}'
+
+  curl -N http://{traffic}/v1/chat/completions -H 'content-type: application/json' \
+    -d '{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Good morning"}}]}}'
+
+  curl http://{admin}/metrics
+
+  # pip install openai
+  from openai import OpenAI
+  client = OpenAI(base_url="http://{traffic}/v1", api_key="none")
+  for chunk in client.chat.completions.create(
+      model="{model}", stream=True, messages=[{{"role": "user", "content": "Good morning"}}]
+  ):
+      print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+x-prefix-router-replica and x-prefix-router-reason in an answer's head say who answered, and why. Ctrl-C ends it.
+"#
+    )
+}
+
+fn ms(time: f64) -> String {
+    if time < 10.0 { format!("{time:.1} ms") } else { format!("{time:.0} ms") }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
