@@ -4,14 +4,17 @@
 //! setting; flags are handed to [`config`] as texts, like variables.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{self, Flag, Sources, help};
 use crate::sim::workload::Workload;
-use crate::{app, demo, healthcheck};
+use crate::{app, demo, demo_replica, healthcheck};
 
 /// Runs the process's command line.
 pub fn main() -> ExitCode {
@@ -21,6 +24,7 @@ pub fn main() -> ExitCode {
             Command::Check(flags) => check(flags),
             Command::Demo(flags) => demo(flags),
             Command::Healthcheck { url, flags } => healthcheck(url, flags),
+            Command::DemoReplica { listen, model, settings } => demo_replica(listen, model, settings),
         },
         Err(error) => {
             // `--help` and `--version` come here as well, with code 0. If even this cannot be written, the code says it.
@@ -58,6 +62,18 @@ enum Command {
         url: Option<String>,
         #[command(flatten)]
         flags: ConfigFlags,
+    },
+    /// Serve as a simulated vLLM replica, until SIGTERM. It needs no GPU, and its words mean nothing.
+    DemoReplica {
+        /// Address to serve on; port 0: any that is free.
+        #[arg(long, value_name = "ADDRESS")]
+        listen: SocketAddr,
+        /// Name of the model; wins over the file's.
+        #[arg(long, value_name = "NAME")]
+        model: Option<String>,
+        /// JSON file with the engine's size and speed, see docs/demo-replica.md.
+        #[arg(long, value_name = "FILE")]
+        settings: Option<PathBuf>,
     },
 }
 
@@ -202,6 +218,37 @@ fn healthcheck(url: Option<String>, flags: ConfigFlags) -> ExitCode {
     match healthcheck::ask(&url, healthcheck::PATIENCE) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => complain(FAILED, format_args!("{url}: {why}")),
+    }
+}
+
+fn demo_replica(listen: SocketAddr, model: Option<String>, file: Option<PathBuf>) -> ExitCode {
+    let mut settings = match file.map(|file| demo_replica::Settings::read(&file)).transpose() {
+        Ok(settings) => settings.unwrap_or_default(),
+        Err(error) => return complain(WRONG_USE, format_args!("error: {error}")),
+    };
+    if let Some(model) = model {
+        settings.model = model;
+    }
+    if let Some(problem) = settings.problem() {
+        return complain(WRONG_USE, format_args!("error: --model: {problem}"));
+    }
+    let served = tokio::runtime::Builder::new_multi_thread().enable_all().build().and_then(|runtime| {
+        runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let replica = demo_replica::start(TcpListener::bind(listen).await?, settings)?;
+            writeln!(std::io::stdout(), "simulated replica: listening on http://{}", replica.address())?;
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            replica.stop().await;
+            Ok(())
+        })
+    });
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(FAILED, format_args!("error: cannot serve on {listen}: {error}")),
     }
 }
 

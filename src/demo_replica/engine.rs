@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Duration, Instant, sleep_until};
@@ -31,6 +32,8 @@ struct State {
     model: ReplicaModel,
     waiting: HashMap<u64, Waiting>,
     next_id: u64,
+    /// How many times as long steps take as the model says.
+    slowness: f64,
 }
 
 struct Waiting {
@@ -61,12 +64,13 @@ pub struct Generation {
 }
 
 impl Engine {
-    /// An idle engine, and what drives it: to be spawned, and aborted to stop it. `settings` must be without problem.
-    pub fn new(settings: Settings) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let state = State { model: ReplicaModel::new(settings), waiting: HashMap::new(), next_id: 0 };
+    /// An idle engine, and what drives it: to be spawned, and aborted to stop it. `settings` must be without problem. `on_step` is told of
+    /// each step how many tokens it computes.
+    pub fn new<F: Fn(usize) + Send>(settings: Settings, on_step: F) -> (Self, impl Future<Output = ()> + Send + use<F>) {
+        let state = State { model: ReplicaModel::new(settings), waiting: HashMap::new(), next_id: 0, slowness: 1.0 };
         let engine = Self { shared: Arc::new(Shared { state: Mutex::new(state), arrival: Notify::new() }) };
         let driver = engine.clone();
-        (engine, async move { driver.run().await })
+        (engine, async move { driver.run(on_step).await })
     }
 
     /// Asks for the answer `output` to `prompt`. Nothing where both together are longer than the engine takes, or the prompt is empty.
@@ -100,11 +104,21 @@ impl Engine {
         self.state().model.reset_cache()
     }
 
-    async fn run(self) {
+    /// From the next step on, steps take `factor` times as long as the model says.
+    pub fn slow_down(&self, factor: f64) {
+        self.state().slowness = factor;
+    }
+
+    async fn run(self, on_step: impl Fn(usize)) {
         let mut now = Instant::now();
         loop {
-            let step = self.state().model.start_step();
-            let Some(step) = step else {
+            let started = {
+                let mut state = self.state();
+                let before = state.model.counts().step_tokens;
+                let step = state.model.start_step();
+                step.map(|step| (step, state.model.counts().step_tokens - before, state.slowness))
+            };
+            let Some((step, tokens, slowness)) = started else {
                 self.shared.arrival.notified().await;
                 now = Instant::now();
                 continue;
@@ -117,8 +131,9 @@ impl Engine {
                     }
                 }
             }
+            on_step(usize::try_from(tokens).unwrap_or(usize::MAX));
             // The model's time, not the timer's: late wake-ups do not add up.
-            now = (now + step.length).max(Instant::now() - MOST_LAG);
+            now = (now + step.length.mul_f64(slowness)).max(Instant::now() - MOST_LAG);
             sleep_until(now).await;
             self.finish_step(now);
         }
@@ -147,6 +162,11 @@ impl Generation {
     pub async fn next(&mut self) -> Option<Output> {
         self.outputs.recv().await
     }
+
+    /// The same, to be polled.
+    pub fn poll_next(&mut self, polled: &mut Context<'_>) -> Poll<Option<Output>> {
+        self.outputs.poll_recv(polled)
+    }
 }
 
 impl Drop for Generation {
@@ -166,7 +186,7 @@ mod tests {
     /// Steps of exactly 10 ms, whatever they do.
     fn start() -> Engine {
         let cost = Cost { step: 0.01, prefill_token: 0.0, prefill_context: 0.0, decode_sequence: 0.0, decode_context_token: 0.0 };
-        let (engine, driver) = Engine::new(Settings { blocks: 100, step_tokens: 64, max_model_len: 1_000, cost, ..Settings::default() });
+        let (engine, driver) = Engine::new(Settings { blocks: 100, step_tokens: 64, max_model_len: 1_000, cost, ..Settings::default() }, |_| {});
         tokio::spawn(driver);
         engine
     }

@@ -1,0 +1,157 @@
+//! A request on its way through the engine: its sequences, what they have come to, and what is counted for them.
+//!
+//! It knows no surface: how tokens become events or a whole answer is the surfaces' business.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::time::Instant;
+
+use super::App;
+use super::answer::Answer;
+use super::engine::{Generation, Output};
+use super::journal::Entry;
+use super::metrics::Finished;
+use super::refusal::Refusal;
+
+/// What is asked of the engine.
+pub(super) struct Order {
+    pub(super) prompt: Arc<[u32]>,
+    pub(super) answer: Answer,
+}
+
+/// A request's sequences. Dropped before all have ended, they are taken out of the engine.
+pub(super) struct Flight {
+    app: Arc<App>,
+    entry: Entry,
+    pub(super) sequences: Vec<Sequence>,
+    max_tokens: usize,
+}
+
+/// One of them.
+pub(super) struct Sequence {
+    pub(super) answer: Answer,
+    pub(super) prompt: Arc<[u32]>,
+    /// Tokens of the prompt that were in the cache.
+    pub(super) cached_tokens: usize,
+    generation: Generation,
+    submitted: Instant,
+    first: Option<Output>,
+    last_at: Instant,
+    ended: bool,
+}
+
+/// A token has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    /// For which sequence.
+    pub(super) sequence: usize,
+    /// Which token of its answer.
+    pub(super) token: usize,
+    /// It is the first that came for the request.
+    pub(super) first: bool,
+    /// It is the sequence's last.
+    pub(super) last: bool,
+}
+
+impl Flight {
+    /// Puts all orders into the engine's queue.
+    pub(super) fn launch(app: &Arc<App>, entry: Entry, orders: Vec<Order>, salt: Option<&str>, max_tokens: usize) -> Result<Self, Refusal> {
+        let mut sequences = Vec::with_capacity(orders.len());
+        let most = app.settings.engine.max_model_len;
+        for Order { prompt, answer } in orders {
+            let submitted = Instant::now();
+            let generation = app
+                .engine
+                .submit(&prompt, &answer.tokens, salt)
+                .ok_or_else(|| Refusal::too_long(prompt.len() + answer.tokens.len(), most, false))?;
+            sequences.push(Sequence { answer, prompt, cached_tokens: 0, generation, submitted, first: None, last_at: submitted, ended: false });
+        }
+        Ok(Self { app: Arc::clone(app), entry, sequences, max_tokens })
+    }
+
+    /// The next token of any sequence; nothing when all have ended.
+    pub(super) fn poll_next(&mut self, polled: &mut Context<'_>) -> Poll<Option<Step>> {
+        let before_all = self.sequences.iter().all(|sequence| sequence.first.is_none());
+        for at in 0..self.sequences.len() {
+            let sequence = &mut self.sequences[at];
+            if sequence.ended {
+                continue;
+            }
+            match sequence.generation.poll_next(polled) {
+                Poll::Ready(Some(output)) => {
+                    self.count(at, output);
+                    let token = output.generated.saturating_sub(1);
+                    return Poll::Ready(Some(Step { sequence: at, token, first: before_all, last: output.finished }));
+                }
+                // The engine was stopped; the whole server is about to go.
+                Poll::Ready(None) => return Poll::Pending,
+                Poll::Pending => {}
+            }
+        }
+        if self.sequences.iter().all(|sequence| sequence.ended) {
+            self.entry.finish();
+            return Poll::Ready(None);
+        }
+        Poll::Pending
+    }
+
+    /// Waits until all sequences have ended.
+    pub(super) async fn whole(&mut self) {
+        while poll_fn(|polled| self.poll_next(polled)).await.is_some() {}
+    }
+
+    fn count(&mut self, at: usize, output: Output) {
+        let metrics = &self.app.metrics;
+        let (answers, max_tokens) = (self.sequences.len(), self.max_tokens);
+        let sequence = &mut self.sequences[at];
+        let prompt_tokens = sequence.prompt.len();
+        if sequence.first.is_none() {
+            sequence.cached_tokens = output.cached_tokens;
+            metrics.first_token(prompt_tokens, output.cached_tokens, output.at.saturating_duration_since(sequence.submitted));
+        }
+        let first = *sequence.first.get_or_insert(output);
+        if output.generated > 0 {
+            metrics.token((output.generated > 1).then(|| output.at.saturating_duration_since(sequence.last_at)));
+        }
+        sequence.last_at = output.at;
+        if output.finished {
+            sequence.ended = true;
+            metrics.finished(&Finished {
+                complete: sequence.answer.complete,
+                prompt_tokens,
+                cached_tokens: sequence.cached_tokens,
+                output_tokens: output.generated,
+                max_tokens,
+                answers,
+                queued: first.admitted.saturating_duration_since(sequence.submitted),
+                prefill: first.at.saturating_duration_since(first.admitted),
+                decode: output.at.saturating_duration_since(first.at),
+            });
+        }
+        self.note(at, output);
+    }
+
+    fn note(&self, at: usize, output: Output) {
+        let sum = |of: fn(&Sequence) -> usize| self.sequences.iter().map(of).sum::<usize>();
+        if output.generated <= 1 {
+            self.entry.note("prompt_tokens", sum(|sequence| sequence.prompt.len()).into());
+            self.entry.note("cached_tokens", self.sequences[at].cached_tokens.into());
+        }
+        if output.finished {
+            let ended = self.sequences.iter().filter(|sequence| sequence.ended);
+            let reasons: Vec<&str> = ended.clone().map(|sequence| sequence.answer.finish_reason()).collect();
+            self.entry.note("finish_reasons", reasons.into());
+            self.entry.note("output_tokens", ended.map(|sequence| sequence.answer.tokens.len()).sum::<usize>().into());
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        for _ in self.sequences.iter().filter(|sequence| !sequence.ended) {
+            self.app.metrics.aborted();
+        }
+    }
+}
