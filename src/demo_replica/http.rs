@@ -1,6 +1,9 @@
 //! Paths, heads and bodies as uvicorn and FastAPI have them; what is behind a path is in a file of its own.
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::SystemTime;
 
 use axum::Router;
@@ -9,11 +12,12 @@ use axum::extract::{Request, State};
 use axum::http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, SERVER, VARY};
 use axum::http::{Method, Response, StatusCode};
 use bytes::Bytes;
-use http_body::Body as _;
+use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 
 use super::ask::Fields;
+use super::cut::{At, Cut};
 use super::flight::{Flight, Order};
 use super::journal::Entry;
 use super::metrics;
@@ -94,12 +98,26 @@ impl Reply {
         Self::new(StatusCode::OK, Some("application/json"), Body::from(body.to_string()))
     }
 
-    pub(super) fn stream(body: impl http_body::Body<Data = Bytes, Error = std::convert::Infallible> + Send + 'static) -> Self {
+    pub(super) fn stream(body: impl http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static) -> Self {
         Self::new(StatusCode::OK, Some("text/event-stream; charset=utf-8"), Body::new(body))
     }
 
     pub(super) fn new(status: StatusCode, content_type: Option<&'static str>, body: Body) -> Self {
         Self { status, extra: HeaderMap::new(), content_type, body }
+    }
+
+    /// Without a body.
+    pub(super) fn empty(status: StatusCode) -> Self {
+        Self::new(status, None, Body::new(Nothing))
+    }
+
+    /// Breaks off `at` some point. A whole answer cannot end early in good order: its length is in its head.
+    pub(super) fn cut(mut self, at: At) -> Self {
+        let whole = self.body.size_hint().exact().is_some();
+        if !(whole && matches!(at, At::Clean(_))) {
+            self.body = Body::new(Cut::new(self.body, at));
+        }
+        self
     }
 
     pub(super) fn status(mut self, status: StatusCode) -> Self {
@@ -151,6 +169,22 @@ impl Reply {
     }
 }
 
+/// A body of no bytes that hyper does not know to be one: then it leaves `content-length` in its place.
+struct Nothing;
+
+impl http_body::Body for Nothing {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(None)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(0)
+    }
+}
+
 async fn handle(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
     let given = request.headers().get(X_REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let told = app.settings.request_id_headers.then(|| given.clone().unwrap_or_else(|| format!("{}{}", hex(), hex())));
@@ -179,7 +213,7 @@ async fn route(app: Arc<App>, request: Request, path: &str, id: Option<String>) 
     match path {
         "/health" | "/ping" => match app.faults.health().await {
             Some(reply) => reply,
-            None => Reply::new(StatusCode::OK, None, Body::empty()),
+            None => Reply::empty(StatusCode::OK),
         },
         "/version" => Reply::json(&json!({"version": "0.32.0"})),
         "/load" => Reply::json(&json!({"server_load": app.journal.open()})),

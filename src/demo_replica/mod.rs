@@ -7,6 +7,7 @@ mod answer;
 mod ask;
 mod chat;
 mod completions;
+mod cut;
 mod embeddings;
 pub mod engine;
 mod faults;
