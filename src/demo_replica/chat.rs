@@ -41,8 +41,11 @@ pub(super) fn read(app: &App, fields: &Fields) -> Result<Ask, Refusal> {
     let form = chosen.unwrap_or_else(|| (ask::form(fields), false));
     let prompt = ask::conversation(&messages, tools)?;
     // vLLM names the second in its refusals where both are there.
-    let limit: &[&str] =
-        if fields.get("max_completion_tokens").is_some_and(|limit| !limit.is_null()) { &["max_completion_tokens"] } else { &["max_tokens"] };
+    let limit: &[&str] = if fields.get("max_completion_tokens").is_some_and(|limit| !limit.is_null()) {
+        &["max_completion_tokens"]
+    } else {
+        &["max_tokens"]
+    };
     Ask::new(app, fields, prompt, form, limit)
 }
 
@@ -208,7 +211,8 @@ impl Narrator for Chunks {
         if self.usage {
             let used = self.teller.used(sequences, sequences.iter().map(|sequence| sequence.answer.tokens.len()).sum());
             let mut chunk = self.teller.chunk(json!([]));
-            chunk["usage"] = json!({"prompt_tokens": used.prompt, "total_tokens": used.prompt + used.output, "completion_tokens": used.output});
+            chunk["usage"] =
+                json!({"prompt_tokens": used.prompt, "total_tokens": used.prompt + used.output, "completion_tokens": used.output});
             if self.teller.details {
                 let mut details = json!({"cached_tokens": used.cached, "created_cache_tokens": used.created});
                 if !self.teller.media.is_empty() {

@@ -186,7 +186,8 @@ mod tests {
     /// Steps of exactly 10 ms, whatever they do.
     fn start() -> Engine {
         let cost = Cost { step: 0.01, prefill_token: 0.0, prefill_context: 0.0, decode_sequence: 0.0, decode_context_token: 0.0 };
-        let (engine, driver) = Engine::new(Settings { blocks: 100, step_tokens: 64, max_model_len: 1_000, cost, ..Settings::default() }, |_| {});
+        let (engine, driver) =
+            Engine::new(Settings { blocks: 100, step_tokens: 64, max_model_len: 1_000, cost, ..Settings::default() }, |_| {});
         tokio::spawn(driver);
         engine
     }

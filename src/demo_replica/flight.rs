@@ -66,7 +66,16 @@ impl Flight {
                 .engine
                 .submit(&prompt, &answer.tokens, salt)
                 .ok_or_else(|| Refusal::too_long(prompt.len() + answer.tokens.len(), most, false))?;
-            sequences.push(Sequence { answer, prompt, cached_tokens: 0, generation, submitted, first: None, last_at: submitted, ended: false });
+            sequences.push(Sequence {
+                answer,
+                prompt,
+                cached_tokens: 0,
+                generation,
+                submitted,
+                first: None,
+                last_at: submitted,
+                ended: false,
+            });
         }
         Ok(Self { app: Arc::clone(app), entry, sequences, max_tokens })
     }

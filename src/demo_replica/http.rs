@@ -56,8 +56,7 @@ const PATHS: [(&str, &str); 17] = [
 ];
 
 /// What the engine works for; faults and the journal are about these.
-const INFERENCE: [&str; 6] =
-    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/invocations"];
+const INFERENCE: [&str; 6] = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/invocations"];
 
 /// All paths.
 pub(super) fn routes(app: Arc<App>) -> Router {
@@ -286,7 +285,8 @@ async fn fields(headers: &HeaderMap, body: Body) -> Result<Fields, Refusal> {
     if content_type.split(';').next() != Some("application/json") {
         return Err(Refusal::invalid("Unsupported Media Type: Only 'application/json' is allowed", None));
     }
-    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| Refusal::bad(format!("cannot read the body: {error}")))?.to_bytes();
+    let body =
+        Limited::new(body, MAX_BODY).collect().await.map_err(|error| Refusal::bad(format!("cannot read the body: {error}")))?.to_bytes();
     if body.is_empty() {
         return Err(Refusal::missing("body", "None"));
     }
