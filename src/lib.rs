@@ -65,9 +65,13 @@ pub mod sim;
 
 pub mod telemetry;
 
-pub mod live;
+pub mod resolver;
 
 pub mod upstream;
+
+pub mod live;
+
+pub mod discovery;
 
 pub mod probe;
 
