@@ -101,7 +101,14 @@ fn shape(members: &[Arc<Replica>]) -> Shape {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::fleet::health::{self, Health};
+    use crate::fleet::{Fleet, Outcome};
+    use crate::request::Key;
     use crate::units::Weight;
 
     fn spec(name: &str, weight: u64, models: &[&str]) -> ReplicaSpec {
@@ -150,5 +157,113 @@ mod tests {
         // A server that was replaced under its name keeps its place on the ring.
         let third = second.next(vec![spec("a", 1, &["x"]), ReplicaSpec { authority: "z".to_owned(), ..spec("b", 1, &["x", "y"]) }], true);
         assert!(Arc::ptr_eq(&first.all.ring, &third.all.ring));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// For each of some names, whether it is there, at which address, with which weight; and whether the order is turned around.
+        Set(Vec<(bool, bool, u64)>, bool),
+        Begin(prop::sample::Index),
+        End(prop::sample::Index),
+        /// Of any incarnation that ever was.
+        Seen(prop::sample::Index, Outcome),
+    }
+
+    const NAMES: usize = 5;
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        let here = (prop::bool::weighted(0.7), prop::bool::weighted(0.1), prop_oneof![4 => Just(1_u64), 1 => Just(2)]);
+        let outcome = prop_oneof![Just(Outcome::CheckPassed), Just(Outcome::CheckFailed), Just(Outcome::ConnectFailed)];
+        prop_oneof![
+            2 => (prop::collection::vec(here, NAMES), any::<bool>()).prop_map(|(all, turned)| Step::Set(all, turned)),
+            3 => any::<prop::sample::Index>().prop_map(Step::Begin),
+            2 => any::<prop::sample::Index>().prop_map(Step::End),
+            4 => (any::<prop::sample::Index>(), outcome).prop_map(|(which, outcome)| Step::Seen(which, outcome)),
+        ]
+    }
+
+    fn specs(all: &[(bool, bool, u64)], turned: bool) -> Vec<ReplicaSpec> {
+        let one = |(name, &(here, moved, weight)): (usize, &(bool, bool, u64))| {
+            let name = name.to_string();
+            here.then(|| ReplicaSpec { authority: if moved { format!("moved-{name}") } else { name.clone() }, ..spec(&name, weight, &[]) })
+        };
+        let mut specs: Vec<_> = all.iter().enumerate().filter_map(one).collect();
+        if turned {
+            specs.reverse();
+        }
+        specs
+    }
+
+    /// Names in the key's order, those of `among` alone.
+    fn order(membership: &Membership, key: Key, among: &HashSet<String>) -> Vec<String> {
+        let named = membership.all.ring.order(key).map(|index| membership.all.members[index].name().to_owned());
+        named.filter(|name| among.contains(name)).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_comes_and_goes_counts_states_and_homes_are_right(steps in prop::collection::vec(any_step(), 1..60), seed in any::<u64>()) {
+            let (settings, now) = (health::Settings::default(), Instant::now());
+            let mut fleet = Fleet::new(Vec::new(), settings.clone(), seed);
+            // All incarnations that ever were, and what is to be known of those in the fleet.
+            let mut ever: Vec<Arc<Replica>> = Vec::new();
+            let mut known: HashMap<u64, Health> = HashMap::new();
+            let mut leases = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Set(all, turned) => {
+                        let wanted = specs(&all, turned);
+                        let before = Arc::clone(fleet.membership());
+                        fleet.adopt(Arc::new(before.next(wanted.clone(), true)));
+                        let after = Arc::clone(fleet.membership());
+                        prop_assert_eq!(after.replicas().iter().map(|replica| replica.spec().clone()).collect::<Vec<_>>(), wanted);
+                        let mut health = HashMap::new();
+                        for replica in after.replicas() {
+                            let earlier = before.replicas().iter().find(|earlier| earlier.name() == replica.name());
+                            let stays = earlier.filter(|earlier| earlier.spec().authority == replica.spec().authority);
+                            match stays {
+                                Some(earlier) => prop_assert!(earlier.is(replica)),
+                                None => {
+                                    prop_assert!(ever.iter().all(|other| !other.is(replica) && other.incarnation() != replica.incarnation()));
+                                    prop_assert_eq!(replica.outstanding(), 0);
+                                    ever.push(Arc::clone(replica));
+                                }
+                            }
+                            health.insert(replica.incarnation(), known.remove(&replica.incarnation()).unwrap_or_default());
+                        }
+                        known = health;
+                        let shape = |membership: &Membership| super::shape(membership.replicas()).into_iter().collect::<HashSet<_>>();
+                        let unmoved: HashSet<String> = shape(&before).intersection(&shape(&after)).map(|(name, _)| name.clone()).collect();
+                        for key in (0..50_u64).map(|step| Key(step.wrapping_mul(0x9e37_79b9_7f4a_7c15))) {
+                            prop_assert_eq!(order(&before, key, &unmoved), order(&after, key, &unmoved));
+                        }
+                    }
+                    Step::Begin(_) if fleet.membership().replicas().is_empty() => {}
+                    Step::Begin(which) => leases.push(which.get(fleet.membership().replicas()).lease()),
+                    Step::End(_) if leases.is_empty() => {}
+                    Step::End(which) => drop(leases.swap_remove(which.index(leases.len()))),
+                    Step::Seen(_, _) if ever.is_empty() => {}
+                    Step::Seen(which, outcome) => {
+                        let replica = which.get(&ever);
+                        let expected = known.get_mut(&replica.incarnation()).and_then(|health| {
+                            let before = health.state();
+                            health.observe(outcome, now, &settings);
+                            (before != health.state()).then(|| (before, health.state()))
+                        });
+                        prop_assert_eq!(fleet.observe(replica, outcome, now), expected);
+                    }
+                }
+                let snapshot = fleet.snapshot();
+                for replica in &ever {
+                    let expected = leases.iter().filter(|lease| lease.replica().is(replica)).count();
+                    prop_assert_eq!(replica.outstanding(), expected as u64);
+                    prop_assert_eq!(snapshot.state(replica), known.get(&replica.incarnation()).map(Health::state));
+                }
+            }
+            drop(leases);
+            prop_assert!(ever.iter().all(|replica| replica.outstanding() == 0));
+        }
     }
 }
