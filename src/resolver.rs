@@ -84,7 +84,16 @@ impl LookupError {
 
     /// Whether somebody who knows says that there is nothing. Otherwise nobody knows.
     pub fn is_certain(&self) -> bool {
-        matches!(self, Self::NotFound | Self::Empty)
+        self.doubt() < 2
+    }
+
+    /// How little is known.
+    fn doubt(&self) -> u8 {
+        match self {
+            Self::NotFound => 0,
+            Self::Empty => 1,
+            Self::ServerFailure(_) | Self::Timeout | Self::Other(_) => 2,
+        }
     }
 }
 
@@ -165,6 +174,8 @@ impl Resolver {
         options.cache_size = 0;
         options.use_hosts_file = ResolveHosts::Never;
         options.timeout = options.timeout.min(PATIENCE);
+        // The file counts tries, the client those after the first.
+        options.attempts = options.attempts.saturating_sub(1);
         options.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
         // Larger answers by UDP than 512 bytes.
         options.edns0 = true;
@@ -173,38 +184,34 @@ impl Resolver {
         Ok(Self { client, search, ndots, hosts: Mutex::default() })
     }
 
-    /// The addresses of `host`, IPv4 and IPv6. Of the names that the search list makes of it, the first one counts that has any; a name of which nobody
-    /// can say whether it has ends the search, so that no other name takes its place.
+    /// The addresses of `host`, IPv4 and IPv6. Of the full names that it may stand for, the first one counts that has any.
     pub async fn addresses(&self, host: &str) -> Result<Found, LookupError> {
         let name = parse(host)?;
         if let Some(found) = self.in_hosts(&name) {
             return Ok(found);
         }
-        let mut outcome = LookupError::NotFound;
-        for name in self.full_names(name) {
+        let mut search = Search::new(name, &self.search, self.ndots);
+        while let Some(name) = search.next() {
             let (v4, v6) = tokio::join!(self.records(&name, RecordType::A), self.records(&name, RecordType::AAAA));
             match join(v4, v6) {
-                Err(LookupError::NotFound) => {}
-                Err(error) if error.is_certain() => outcome = error,
-                result => return result,
+                Ok(found) => return Ok(found),
+                Err(error) => search.failed(error),
             }
         }
-        Err(outcome)
+        Err(search.outcome)
     }
 
     /// The servers of a service, those of the lowest priority value alone, in an order that does not depend on the DNS server's; and how long the answer
     /// holds by its own account.
     pub async fn services(&self, service: &str) -> Result<(Vec<Target>, Duration), LookupError> {
-        let mut outcome = LookupError::NotFound;
-        for name in self.full_names(parse(service)?) {
+        let mut search = Search::new(parse(service)?, &self.search, self.ndots);
+        while let Some(name) = search.next() {
             let lookup = match self.lookup(&name, RecordType::SRV).await {
                 Ok(lookup) => lookup,
-                Err(LookupError::NotFound) => continue,
-                Err(error) if error.is_certain() => {
-                    outcome = error;
+                Err(error) => {
+                    search.failed(error);
                     continue;
                 }
-                Err(error) => return Err(error),
             };
             let records: Vec<_> =
                 lookup.answers().iter().filter_map(|record| if let RData::SRV(srv) = &record.data { Some(srv) } else { None }).collect();
@@ -219,12 +226,14 @@ impl Resolver {
             targets.dedup();
             return if targets.is_empty() { Err(LookupError::Empty) } else { Ok((targets, ttl(&lookup))) };
         }
-        Err(outcome)
+        Err(search.outcome)
     }
 
     async fn records(&self, name: &Name, kind: RecordType) -> Result<(Vec<IpAddr>, Duration), LookupError> {
         let lookup = self.lookup(name, kind).await?;
-        let addresses: Vec<_> = lookup.answers().iter().filter_map(|record| record.data.ip_addr()).collect();
+        // Blocking servers answer 0.0.0.0 for names that they do not like.
+        let usable = |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast();
+        let addresses: Vec<_> = lookup.answers().iter().filter_map(|record| record.data.ip_addr()).filter(usable).collect();
         if addresses.is_empty() { Err(LookupError::Empty) } else { Ok((addresses, ttl(&lookup))) }
     }
 
@@ -252,20 +261,43 @@ impl Resolver {
         // It may change at any time, and reading it costs nothing.
         (!v4.is_empty() || !v6.is_empty()).then_some(Found { v4: Some(v4), v6: Some(v6), ttl: Duration::ZERO })
     }
+}
 
-    /// The full names that a name may stand for, as resolv.conf(5) has it.
-    fn full_names(&self, name: Name) -> Vec<Name> {
-        if name.is_fqdn() {
-            return vec![name];
-        }
+/// A walk through the full names that a name may stand for, as resolv.conf(5) has it.
+struct Search {
+    /// The name as it was written, taken for a full one.
+    own: Name,
+    names: std::vec::IntoIter<Name>,
+    /// Why none has been found so far.
+    outcome: LookupError,
+}
+
+impl Search {
+    fn new(name: Name, domains: &[Name], ndots: usize) -> Self {
         let mut own = name.clone();
         own.set_fqdn(true);
-        let mut names: Vec<Name> = self.search.iter().filter_map(|domain| name.clone().append_domain(domain).ok()).collect();
-        let own_first = usize::from(name.num_labels()) > self.ndots || name.is_localhost();
-        names.insert(if own_first { 0 } else { names.len() }, own);
+        let mut names = Vec::new();
+        if !name.is_fqdn() {
+            names.extend(domains.iter().filter_map(|domain| name.clone().append_domain(domain).ok()));
+        }
+        let own_first = usize::from(name.num_labels()) > ndots || name.is_localhost();
+        names.insert(if own_first { 0 } else { names.len() }, own.clone());
         let mut seen = HashSet::new();
         names.retain(|name| seen.insert(name.clone()));
-        names
+        Self { own, names: names.into_iter(), outcome: LookupError::NotFound }
+    }
+
+    /// The name to ask for next. Once nobody could say what is under one of them, no other takes its place, but for the one that was written: a
+    /// server that has a bad moment must not lead to others' servers.
+    fn next(&mut self) -> Option<Name> {
+        self.names.find(|name| self.outcome.is_certain() || *name == self.own)
+    }
+
+    /// The last one brought nothing. What is told in the end is the least certain reason.
+    fn failed(&mut self, error: LookupError) {
+        if error.doubt() > self.outcome.doubt() {
+            self.outcome = error;
+        }
     }
 }
 
@@ -300,7 +332,61 @@ fn join(v4: Half, v6: Half) -> Result<Found, LookupError> {
     if let Some(ttl) = ttl {
         return Ok(Found { v4: known(&v4), v6: known(&v6), ttl });
     }
-    let errors: Vec<LookupError> = [v4, v6].into_iter().filter_map(Result::err).collect();
-    let worst = errors.iter().find(|error| !error.is_certain()).or_else(|| errors.iter().find(|error| **error == LookupError::Empty));
-    Err(worst.cloned().unwrap_or(LookupError::NotFound))
+    // Of equals the first.
+    let worst = [v4, v6].into_iter().filter_map(Result::err).reduce(|one, other| if other.doubt() > one.doubt() { other } else { one });
+    Err(worst.unwrap_or(LookupError::NotFound))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names asked for, given the outcomes of the first ones (the rest: no such name), and what is told in the end.
+    fn check(name: &str, ndots: usize, outcomes: &[LookupError], asked: &[&str], told: &LookupError) {
+        let domains = ["a.test.", "b.test."].map(|domain| parse(domain).expect("a name"));
+        let mut search = Search::new(parse(name).expect("a name"), &domains, ndots);
+        let mut names = Vec::new();
+        while let Some(name) = search.next() {
+            search.failed(outcomes.get(names.len()).cloned().unwrap_or(LookupError::NotFound));
+            names.push(name.to_ascii());
+        }
+        assert_eq!(
+            (names.iter().map(String::as_str).collect::<Vec<_>>().as_slice(), &search.outcome),
+            (asked, told),
+            "{name} {outcomes:?}"
+        );
+    }
+
+    #[test]
+    fn the_search_list_is_walked_until_somebody_does_not_know() {
+        use LookupError::{Empty, NotFound, Timeout};
+        check("vllm", 1, &[], &["vllm.a.test.", "vllm.b.test.", "vllm."], &NotFound);
+        check("vllm.ns", 1, &[], &["vllm.ns.", "vllm.ns.a.test.", "vllm.ns.b.test."], &NotFound);
+        check("vllm.ns", 5, &[Empty], &["vllm.ns.a.test.", "vllm.ns.b.test.", "vllm.ns."], &Empty);
+        check("vllm.", 5, &[], &["vllm."], &NotFound);
+        check("localhost", 5, &[], &["localhost.", "localhost.a.test.", "localhost.b.test."], &NotFound);
+        check("vllm.ns", 5, &[Timeout], &["vllm.ns.a.test.", "vllm.ns."], &Timeout);
+        check("vllm.ns", 1, &[Timeout], &["vllm.ns."], &Timeout);
+    }
+
+    #[test]
+    fn half_an_answer_takes_nothing_away() {
+        let (four, six): (IpAddr, IpAddr) = (Ipv4Addr::LOCALHOST.into(), std::net::Ipv6Addr::LOCALHOST.into());
+        let ok = |ip| Ok((vec![ip], Duration::from_secs(9)));
+        let whole = join(ok(four), ok(six)).expect("both");
+        assert_eq!(whole.addresses(), [four, six]);
+        let half = join(ok(four), Err(LookupError::Timeout)).expect("one");
+        assert_eq!(half.clone().or_earlier(None).addresses(), [four]);
+        assert_eq!(half.or_earlier(Some(&whole)).addresses(), [four, six]);
+        let certain = join(ok(four), Err(LookupError::Empty)).expect("one");
+        assert_eq!(certain.or_earlier(Some(&whole)).addresses(), [four]);
+        assert_eq!(join(Err(LookupError::NotFound), Err(LookupError::Empty)), Err(LookupError::Empty));
+        assert_eq!(join(Err(LookupError::Empty), Err(LookupError::Timeout)), Err(LookupError::Timeout));
+    }
+
+    #[test]
+    fn limits_hold_whatever_an_answer_says() {
+        let settings = Settings { min_ttl: Duration::from_secs(2), max_ttl: Duration::from_secs(7), ..Settings::default() };
+        assert_eq!([0, 3, 600].map(|ttl| settings.holds(Duration::from_secs(ttl)).as_secs()), [2, 3, 7]);
+    }
 }

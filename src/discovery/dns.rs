@@ -79,7 +79,8 @@ impl Watcher {
     pub async fn run(self) {
         self.metrics.show_source(&self.source.url, &[&[OK], &LookupError::LABELS[..]].concat());
         let mut earlier = HashMap::new();
-        let mut failed: Option<LookupError> = None;
+        // The kind of the last failure, until a question is answered.
+        let mut failed: Option<&str> = None;
         let mut backoff = self.settings.min_ttl;
         loop {
             let pause = match self.ask(&mut earlier).await {
@@ -90,9 +91,8 @@ impl Watcher {
                 }
                 Err(error) => {
                     self.metrics.looked_up(&self.source.url, error.label(), None);
-                    if failed.as_ref() != Some(&error) {
+                    if failed.replace(error.label()) != Some(error.label()) {
                         self.complain(&error);
-                        failed = Some(error);
                     }
                     let pause = backoff;
                     backoff = (2 * backoff).min(LONGEST_BACKOFF.max(self.settings.min_ttl));
