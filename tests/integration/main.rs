@@ -8,6 +8,7 @@ mod answers;
 mod client;
 mod h2;
 mod replica;
+mod simulated;
 mod support;
 mod wire;
 
@@ -27,6 +28,9 @@ mod metrics;
 mod recorded;
 mod retry;
 mod routing;
+mod simulated_cache;
+mod simulated_faults;
+mod simulated_shapes;
 mod statuses;
 mod streaming;
 mod stuck;
