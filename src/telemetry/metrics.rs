@@ -192,6 +192,8 @@ impl Metrics {
     /// reach them: what is not known here may lose its series at any time.
     pub fn show(&self, replicas: &[Arc<Replica>]) {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        // Here too, as it may be that nobody asks for the metrics.
+        self.sweep(&mut shown, replicas);
         for replica in replicas {
             if shown.contains_key(&replica.incarnation()) {
                 continue;
@@ -272,27 +274,9 @@ impl Metrics {
     pub fn render(&self, fleet: &Snapshot) -> prometheus::Result<String> {
         // Held to the end: two who scrape at once must not see one another's half-written picture.
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut outstanding: HashMap<&str, u64> = HashMap::new();
-        for Shown { name, incarnation } in shown.values() {
-            if let Some(incarnation) = incarnation.upgrade() {
-                // A replica that has left and one that came under its name share the series.
-                *outstanding.entry(name).or_default() += incarnation.outstanding();
-            }
+        for (name, count) in self.sweep(&mut shown, fleet.replicas()) {
+            self.outstanding.with_label_values(&[&name]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
-        for (name, &count) in &outstanding {
-            self.outstanding.with_label_values(&[name]).set(i64::try_from(count).unwrap_or(i64::MAX));
-        }
-        let present: HashSet<&str> = fleet.replicas().iter().map(|replica| replica.name()).collect();
-        for Shown { name, .. } in shown.values().filter(|shown| !present.contains(shown.name.as_str())) {
-            for state in State::ALL {
-                // Fails where there is none any more, which is as it should be.
-                let _ = self.replica_state.remove_label_values(&[name, state.label()]);
-            }
-            if !outstanding.contains_key(name.as_str()) {
-                self.forget(name);
-            }
-        }
-        shown.retain(|_, shown| shown.incarnation.strong_count() > 0);
         for replica in fleet.replicas() {
             for state in State::ALL {
                 let now = i64::from(fleet.state(replica) == Some(state));
@@ -305,7 +289,32 @@ impl Metrics {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Removes what is counted of a replica that has left and on which nobody can count any more.
+    /// Removes the series of replicas that have left: the state at once, and what is counted when nobody can count there any more. Returns what is in
+    /// flight under each name that is left.
+    fn sweep(&self, shown: &mut HashMap<u64, Shown>, present: &[Arc<Replica>]) -> HashMap<String, u64> {
+        let mut outstanding: HashMap<String, u64> = HashMap::new();
+        let mut ended = Vec::new();
+        shown.retain(|_, shown| {
+            let Some(incarnation) = shown.incarnation.upgrade() else {
+                ended.push(std::mem::take(&mut shown.name));
+                return false;
+            };
+            // A replica that has left and one that came under its name share the series.
+            *outstanding.entry(shown.name.clone()).or_default() += incarnation.outstanding();
+            true
+        });
+        let present: HashSet<&str> = present.iter().map(|replica| replica.name()).collect();
+        let left = outstanding.keys().chain(&ended).filter(|name| !present.contains(name.as_str()));
+        for (name, state) in left.flat_map(|name| State::ALL.map(|state| (name, state))) {
+            // Fails where there is none any more, which is as it should be.
+            let _ = self.replica_state.remove_label_values(&[name, state.label()]);
+        }
+        for name in ended.iter().filter(|name| !outstanding.contains_key(*name) && !present.contains(name.as_str())) {
+            self.forget(name);
+        }
+        outstanding
+    }
+
     fn forget(&self, name: &str) {
         let _ = self.outstanding.remove_label_values(&[name]);
         for reason in Reason::ALL {
