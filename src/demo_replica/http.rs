@@ -9,7 +9,9 @@ use std::time::SystemTime;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION, SERVER, VARY};
+use axum::http::header::{
+    ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION, SERVER, VARY,
+};
 use axum::http::{Method, Response, StatusCode};
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
@@ -262,7 +264,8 @@ async fn route(app: Arc<App>, request: Request, path: &str, id: Option<String>) 
 fn elsewhere(request: &Request, path: &str, known_without_slash: bool) -> Reply {
     if known_without_slash {
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        return Reply::empty(StatusCode::TEMPORARY_REDIRECT).after_length(LOCATION, &format!("http://{host}{}", path.trim_end_matches('/')));
+        return Reply::empty(StatusCode::TEMPORARY_REDIRECT)
+            .after_length(LOCATION, &format!("http://{host}{}", path.trim_end_matches('/')));
     }
     match path.strip_prefix("/v1/responses/").map(|id| id.trim_end_matches("/cancel")) {
         Some(id) if !id.contains('/') => refused(&Refusal::no_response(id), false),

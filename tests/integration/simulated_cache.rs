@@ -50,7 +50,8 @@ async fn the_next_turn_finds_question_and_answer() {
 #[tokio::test]
 async fn a_turn_after_a_tool_call_finds_the_call_on_every_surface() {
     let replica = Simulated::start(settings()).await;
-    let schema = json!({"type": "object", "properties": {"city": {"enum": ["Paris"]}, "days": {"type": "integer"}}, "required": ["city", "days"]});
+    let schema =
+        json!({"type": "object", "properties": {"city": {"enum": ["Paris"]}, "days": {"type": "integer"}}, "required": ["city", "days"]});
     let tools = json!([{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]);
     let asked = user(&question("chat"));
     let called = replica.post(CHAT, json!({"messages": [asked], "tools": tools})).await;
