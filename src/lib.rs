@@ -10,8 +10,11 @@
 //!    is replaced by another.
 //! 5. The answer's body goes on piece by piece; lease, connection and record end with it.
 //!
-//! Beside that, [`discovery`] finds replicas behind names, [`resolver`] turns names into addresses, [`probe`] checks the replicas, [`admin`] shows the metrics that [`telemetry`] keeps, [`config`] says how all of it is set,
-//! and [`app`] puts it together.
+//! Beside that, [`discovery`] finds replicas behind names, [`resolver`] turns names into addresses, [`probe`] checks the replicas, [`admin`]
+//! shows the metrics that [`telemetry`] keeps, [`config`] says how all of it is set, and [`app`] puts it together.
+//!
+//! To see it work without a GPU, [`sim`] models an engine and its clients' traffic, [`demo_replica`] serves such an engine as vLLM would, and
+//! [`demo`] puts a fleet of them behind the router. Nothing of the above knows of these.
 //!
 //! The decision alone, as the request path makes it:
 //!

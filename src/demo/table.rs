@@ -19,7 +19,7 @@ type Row = (&'static str, fn(&Report) -> String);
 
 /// The strategies side by side, with what was done above and what it means below.
 pub(super) fn render(comparison: &Comparison) -> String {
-    let rows: [Row; 16] = [
+    let rows: [Row; 14] = [
         ("Time to first token  p50", |report| ms(report.first_token_ms.p50)),
         ("                     p90", |report| ms(report.first_token_ms.p90)),
         ("                     p99", |report| ms(report.first_token_ms.p99)),
@@ -33,8 +33,6 @@ pub(super) fn render(comparison: &Comparison) -> String {
         ("            first token p90", |report| ms(report.warm.first_token_ms.p90)),
         ("            found in cache", |report| percent(report.warm.hit_rate)),
         ("Busiest replica, mean = 1", |report| format!("{:.2}", report.busiest)),
-        ("Share per replica, least", |report| percent(report.shares.iter().copied().fold(1.0, f64::min))),
-        ("                   most", |report| percent(report.shares.iter().copied().fold(0.0, f64::max))),
         ("Overflow", |report| percent(report.overflow)),
     ];
     let mut table = Table::new();
@@ -51,7 +49,7 @@ pub(super) fn render(comparison: &Comparison) -> String {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    format!("\n{}\n{table}\n\n{}\n", heading(comparison), conclusion(&comparison.strategies))
+    format!("\n{}\n{table}\n\n{}\n{}\n", heading(comparison), shares(&comparison.strategies), conclusion(&comparison.strategies))
 }
 
 fn heading(comparison: &Comparison) -> String {
@@ -65,6 +63,21 @@ fn heading(comparison: &Comparison) -> String {
         COLD * 100.0
     )
 }
+
+/// What each replica got, in percent.
+fn shares(strategies: &[Measured]) -> String {
+    let mut text = String::from(" Share of the requests per replica, in percent\n");
+    for Measured { strategy, report } in strategies {
+        for (line, shares) in report.shares.chunks(SHARES_PER_LINE).enumerate() {
+            let shares: String = shares.iter().map(|share| format!("{:6.1}", share * 100.0)).collect();
+            // Writing to a text cannot fail.
+            let _ = writeln!(text, "   {:17}{shares}", if line == 0 { strategy } else { "" });
+        }
+    }
+    text
+}
+
+const SHARES_PER_LINE: usize = 8;
 
 /// The first strategy against the last, in a sentence.
 fn conclusion(strategies: &[Measured]) -> String {
