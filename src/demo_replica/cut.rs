@@ -74,7 +74,8 @@ impl http_body::Body for Cut {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        // A known length of 0 would be sent as a whole, empty answer.
+        if self.at == At::BeforeHead { SizeHint::default() } else { self.inner.size_hint() }
     }
 
     fn is_end_stream(&self) -> bool {
