@@ -9,6 +9,7 @@ mod client;
 mod dns;
 mod h2;
 mod replica;
+mod simulated;
 mod support;
 mod wire;
 
@@ -30,6 +31,9 @@ mod names;
 mod recorded;
 mod retry;
 mod routing;
+mod simulated_cache;
+mod simulated_faults;
+mod simulated_shapes;
 mod statuses;
 mod streaming;
 mod stuck;
