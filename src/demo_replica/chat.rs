@@ -7,9 +7,10 @@ use serde_json::{Map, Value, json};
 use super::App;
 use super::ask::{self, Ask, Chosen, Fields};
 use super::flight::{Flight, Sequence, Step};
-use super::http::{Call, Reply};
+use super::http::Call;
 use super::prompt::Message;
 use super::refusal::Refusal;
+use super::reply::Reply;
 use super::story::{Events, Narrator, Story};
 
 /// vLLM's `--max-logprobs`.

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use super::answer::Answer;
 use super::ask::{self, Fields};
 use super::flight::{Flight, Order, Sequence, Step};
-use super::http::{Call, FINGERPRINT, Reply};
+use super::http::{Call, FINGERPRINT};
 use super::refusal::Refusal;
+use super::reply::Reply;
 use super::story::{Events, Narrator, Story};
 use super::tokens;
 

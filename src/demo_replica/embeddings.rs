@@ -10,9 +10,10 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 use super::answer::Answer;
 use super::ask::{self, Fields};
 use super::flight::Order;
-use super::http::{Call, Reply};
+use super::http::Call;
 use super::prompt::Message;
 use super::refusal::Refusal;
+use super::reply::Reply;
 use super::tokens;
 
 /// How long vectors are where nothing is said.

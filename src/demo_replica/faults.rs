@@ -16,9 +16,10 @@ use tokio::time::{Duration, Instant, sleep, sleep_until};
 
 use super::App;
 use super::cut::{At, Cut};
-use super::http::{self, Reply};
+use super::http;
 use super::journal::Entry;
 use super::refusal::Refusal;
+use super::reply::Reply;
 
 /// The control path.
 pub(super) const PATHS: [(&str, &str); 1] = [("/demo/faults", "GET, POST, DELETE")];

@@ -1,39 +1,27 @@
-//! Paths, heads and bodies as uvicorn and FastAPI have them; what is behind a path is in a file of its own.
+//! Paths, and what of a request is the same on all of them. What is behind a path is in a file of its own.
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::SystemTime;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{
-    ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION, SERVER, VARY,
-};
+use axum::http::header::{ALLOW, AUTHORIZATION, HOST, HeaderMap, HeaderName, LOCATION};
 use axum::http::{Method, Response, StatusCode};
-use bytes::Bytes;
-use http_body::{Body as _, Frame, SizeHint};
-use http_body_util::{BodyExt, Limited};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::ask::Fields;
-use super::cut::{At, Cut};
+use super::body::fields;
 use super::flight::{Flight, Order};
 use super::journal::Entry;
 use super::metrics;
 use super::refusal::Refusal;
+use super::reply::Reply;
 use super::{App, chat, completions, embeddings, faults, messages, responses, tokenize};
 
 /// What vLLM says of itself.
 pub(super) const FINGERPRINT: &str = "vllm-0.32.0-7b70ad57";
 
-/// Bodies longer than this are not read; uvicorn has no limit, but a simulated replica shares its host's memory.
-const MAX_BODY: usize = 256 << 20;
-
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const LOAD_METRICS: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 const LOAD_METRICS_FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 
 /// Paths, and the method that each takes. `/demo/` is ours, all else is vLLM's.
@@ -76,7 +64,7 @@ pub(super) struct Call {
     pub(super) id: String,
     /// When it came, in seconds since 1970.
     pub(super) created: u64,
-    load_format: String,
+    pub(super) load_format: String,
     /// Until it is in the engine.
     entry: Option<Entry>,
 }
@@ -86,117 +74,6 @@ impl Call {
     pub(super) fn launch(&mut self, orders: Vec<Order>, salt: Option<&str>, max_tokens: usize) -> Result<Flight, Refusal> {
         let entry = self.entry.take().unwrap_or_else(|| self.app.journal.begin("/v1"));
         Flight::launch(&self.app, entry, orders, salt, max_tokens)
-    }
-}
-
-/// An answer.
-pub(super) struct Reply {
-    status: StatusCode,
-    /// Fields that only some answers have.
-    extra: HeaderMap,
-    late: Option<(HeaderName, HeaderValue)>,
-    content_type: Option<&'static str>,
-    body: Body,
-}
-
-impl Reply {
-    pub(super) fn json(body: &Value) -> Self {
-        Self::new(StatusCode::OK, Some("application/json"), Body::from(body.to_string()))
-    }
-
-    pub(super) fn stream(body: impl http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static) -> Self {
-        Self::new(StatusCode::OK, Some("text/event-stream; charset=utf-8"), Body::new(body))
-    }
-
-    pub(super) fn new(status: StatusCode, content_type: Option<&'static str>, body: Body) -> Self {
-        Self { status, extra: HeaderMap::new(), late: None, content_type, body }
-    }
-
-    /// Without a body.
-    pub(super) fn empty(status: StatusCode) -> Self {
-        Self::new(status, None, Body::new(Nothing))
-    }
-
-    /// Breaks off `at` some point. A whole answer cannot end early in good order: its length is in its head.
-    pub(super) fn cut(mut self, at: At) -> Self {
-        let whole = self.body.size_hint().exact().is_some();
-        if !(whole && matches!(at, At::Clean(_))) {
-            self.body = Body::new(Cut::new(self.body, at));
-        }
-        self
-    }
-
-    pub(super) fn status(mut self, status: StatusCode) -> Self {
-        self.status = status;
-        self
-    }
-
-    pub(super) fn with(mut self, name: HeaderName, value: &str) -> Self {
-        if let Ok(value) = HeaderValue::from_str(value) {
-            self.extra.insert(name, value);
-        }
-        self
-    }
-
-    /// With a field that uvicorn sends after the length.
-    fn after_length(mut self, name: HeaderName, value: &str) -> Self {
-        self.late = HeaderValue::from_str(value).ok().map(|value| (name, value));
-        self
-    }
-
-    /// With the engine's load in the head, where the client asked for it (ORCA).
-    pub(super) fn with_load(self, call: &Call) -> Self {
-        let counts = call.app.engine.counts();
-        let (waiting, usage) = (format!("{:?}", counts.waiting as f64), format!("{:?}", metrics::cache_usage(&counts)));
-        let value = match call.load_format.to_ascii_lowercase().as_str() {
-            "json" => format!(r#"JSON {{"named_metrics": {{"num_requests_waiting": {waiting}, "kv_cache_usage_perc": {usage}}}}}"#),
-            "text" => format!("TEXT named_metrics.num_requests_waiting={waiting}, named_metrics.kv_cache_usage_perc={usage}"),
-            _ => return self,
-        };
-        self.with(LOAD_METRICS, &value)
-    }
-
-    /// As it goes out: fields in uvicorn's order.
-    fn finish(self, request_id: Option<&str>) -> Response<Body> {
-        let mut response = Response::new(self.body);
-        *response.status_mut() = self.status;
-        let length = response.body().size_hint().exact();
-        let headers = response.headers_mut();
-        if let Ok(date) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
-            headers.insert(DATE, date);
-        }
-        headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
-        headers.extend(self.extra);
-        if let Some(length) = length {
-            headers.insert(CONTENT_LENGTH, length.into());
-        }
-        if let Some((name, value)) = self.late {
-            headers.insert(name, value);
-        }
-        if let Some(content_type) = self.content_type {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-        }
-        headers.insert(VARY, HeaderValue::from_static("Origin"));
-        if let Some(id) = request_id.and_then(|id| HeaderValue::from_str(id).ok()) {
-            headers.insert(X_REQUEST_ID, id);
-        }
-        response
-    }
-}
-
-/// A body of no bytes that hyper does not know to be one: then it leaves `content-length` in its place.
-struct Nothing;
-
-impl http_body::Body for Nothing {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(None)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(0)
     }
 }
 
@@ -311,64 +188,6 @@ async fn dispatch(call: &mut Call, path: &str, fields: &Fields) -> Result<Reply,
 fn call(app: Arc<App>, id: Option<String>, headers: &HeaderMap, entry: Option<Entry>) -> Call {
     let load_format = headers.get(LOAD_METRICS_FORMAT).and_then(|format| format.to_str().ok()).unwrap_or_default().to_owned();
     Call { app, id: id.unwrap_or_else(hex), created: metrics::now() as u64, load_format, entry }
-}
-
-/// The body's object.
-async fn fields(headers: &HeaderMap, body: Body) -> Result<Fields, Refusal> {
-    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default().to_ascii_lowercase();
-    if content_type.split(';').next() != Some("application/json") {
-        return Err(Refusal::invalid("Unsupported Media Type: Only 'application/json' is allowed", None));
-    }
-    let body =
-        Limited::new(body, MAX_BODY).collect().await.map_err(|error| Refusal::bad(format!("cannot read the body: {error}")))?.to_bytes();
-    if body.is_empty() {
-        return Err(Refusal::missing("body", "None"));
-    }
-    match serde_json::from_slice(&body) {
-        Ok(Value::Object(fields)) => Ok(fields),
-        Ok(other) => {
-            let input = match &other {
-                Value::Array(items) => format!("<list of {} items>", items.len()),
-                other => other.as_str().map_or_else(|| other.to_string(), str::to_owned),
-            };
-            let details = format!(
-                "{{'type': 'model_attributes_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary or object to extract fields from', \
-                 'input': '{input}'}}"
-            );
-            Err(Refusal::invalid(&details, Some("body".into())))
-        }
-        Err(error) => {
-            let at = position(&body, &error);
-            let details = format!(
-                "{{'type': 'json_invalid', 'loc': 'body.{at}', 'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {{'error': \
-                 '{}'}}}}",
-                python_says(&error)
-            );
-            Err(Refusal::invalid(&details, Some(format!("body.{at}"))))
-        }
-    }
-}
-
-/// Where in the body, in characters, an error is.
-fn position(body: &[u8], error: &serde_json::Error) -> usize {
-    if error.is_eof() {
-        return String::from_utf8_lossy(body).chars().count();
-    }
-    let before: usize = body.split_inclusive(|byte| *byte == b'\n').take(error.line().saturating_sub(1)).map(<[u8]>::len).sum();
-    let at = (before + error.column()).saturating_sub(1).min(body.len());
-    String::from_utf8_lossy(&body[..at]).chars().count()
-}
-
-fn python_says(error: &serde_json::Error) -> &'static str {
-    let text = error.to_string();
-    let said = [
-        ("expected `:`", "Expecting \\':\\' delimiter"),
-        ("expected `,`", "Expecting \\',\\' delimiter"),
-        ("key must be a string", "Expecting property name enclosed in double quotes"),
-        ("trailing characters", "Extra data"),
-        ("control character", "Invalid control character at"),
-    ];
-    said.into_iter().find(|(ours, _)| !error.is_eof() && text.contains(ours)).map_or("Expecting value", |(_, python)| python)
 }
 
 fn models(app: &App) -> Reply {

@@ -8,9 +8,10 @@ use super::answer::{Answer, Form};
 use super::ask::{self, Ask, Chosen, Fields};
 use super::chat::{Delta, Teller, Used, delta};
 use super::flight::{Flight, Sequence, Step};
-use super::http::{Call, Reply};
+use super::http::Call;
 use super::prompt::{self, Message, Part, Prompt};
 use super::refusal::Refusal;
+use super::reply::Reply;
 use super::story::{Events, Narrator, Story};
 
 /// Answers a request.

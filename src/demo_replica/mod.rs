@@ -5,6 +5,7 @@
 
 mod answer;
 mod ask;
+mod body;
 mod chat;
 mod completions;
 mod cut;
@@ -18,6 +19,7 @@ mod messages;
 mod metrics;
 mod prompt;
 mod refusal;
+mod reply;
 mod responses;
 mod schema;
 mod settings;

@@ -8,9 +8,10 @@ use super::answer::Form;
 use super::ask::{self, Ask, Chosen, Fields};
 use super::chat::{Delta, Teller, Used, delta};
 use super::flight::{Sequence, Step};
-use super::http::{Call, Reply, hex};
+use super::http::{Call, hex};
 use super::prompt::{self, Message};
 use super::refusal::Refusal;
+use super::reply::Reply;
 use super::story::{Events, Narrator, Story};
 
 /// Answers a request.

@@ -70,6 +70,15 @@ mod tests {
     }
 
     #[test]
+    fn the_documented_file_is_the_default() {
+        let page = include_str!("../../docs/demo-replica.md");
+        let file = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).expect("it is there");
+        assert_eq!(serde_json::from_str::<Settings>(file).expect("it is a file of settings"), Settings::default());
+        let keys = |text: &str| text.matches("\":").count();
+        assert_eq!(keys(file), keys(&serde_json::to_string(&Settings::default()).expect("it can be written")), "all keys are shown");
+    }
+
+    #[test]
     fn files_are_read_and_their_errors_are_clear() {
         let read = problem(r#"{"model": "m", "engine": {"blocks": 9, "max_model_len": 100, "cost": {"step": 0.5}}}"#);
         assert!(read.contains("model: \"m\"") && read.contains("blocks: 9") && read.contains("step: 0.5"), "{read}");

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::App;
 use super::ask::{self, Fields};
-use super::http::Reply;
 use super::prompt::Message;
 use super::refusal::Refusal;
+use super::reply::Reply;
 use super::tokens;
 
 /// The tokens of a text or a conversation.

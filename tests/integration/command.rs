@@ -87,8 +87,7 @@ impl Serving {
     }
 
     pub(crate) fn terminate(&self) {
-        let status = Command::new("sh").args(["-c", &format!("kill -TERM {}", self.child.id())]).status();
-        assert!(status.expect("a shell").success());
+        terminate(self.child.id());
     }
 
     pub(crate) async fn exit_code(&mut self) -> Option<i32> {
@@ -107,6 +106,11 @@ impl Drop for Serving {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+fn terminate(process: u32) {
+    let status = Command::new("sh").args(["-c", &format!("kill -TERM {process}")]).status();
+    assert!(status.expect("a shell").success());
 }
 
 fn collect(from: impl Read + Send + 'static, into: Arc<Mutex<Vec<String>>>) {
@@ -332,11 +336,36 @@ async fn an_address_in_use_is_an_error_that_names_it() {
     assert!(said(&output).contains(&taken), "{}", said(&output));
 }
 
+#[tokio::test]
+async fn a_simulated_replica_says_where_it_listens_and_ends_at_sigterm() {
+    let file = File::new("replica.json", r#"{"model": "of the file", "engine": {"cost": {"step": 0.001}}}"#);
+    let mut command = program();
+    command.args(["demo-replica", "--listen", "127.0.0.1:0", "--model", "m", "--settings"]).arg(&file.0);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().expect("it starts");
+    let mut said = String::new();
+    let mut stdout = std::io::BufReader::new(child.stdout.take().expect("it is piped"));
+    std::io::BufRead::read_line(&mut stdout, &mut said).expect("it says something");
+    let [address] = addresses(&said)[..] else { panic!("no address in {said}") };
+    let response = Client::connect(address).await.request("GET", "/v1/models", "", "").await;
+    assert!(response.text().contains("\"id\":\"m\""), "{}", response.text());
+    terminate(child.id());
+    let code = tokio::task::spawn_blocking(move || child.wait()).await.expect("no panic").expect("it ends").code();
+    assert_eq!(code, Some(0));
+}
+
+#[test]
+fn a_simulated_replica_names_what_is_wrong_in_its_file() {
+    let file = File::new("wrong.json", r#"{"engine": {"block_size": 0}}"#);
+    let output = run(program().args(["demo-replica", "--listen", "127.0.0.1:0", "--settings"]).arg(&file.0));
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("wrong.json: engine.block_size: 0 is out of range; allowed: 1 to 1024"), "{}", said(&output));
+}
+
 #[test]
 fn help_and_version() {
     let output = run(program().arg("--help"));
     assert_eq!(output.status.code(), Some(0));
-    for verb in ["serve", "check", "healthcheck"] {
+    for verb in ["serve", "check", "healthcheck", "demo-replica"] {
         assert!(said(&output).contains(verb), "{}", said(&output));
     }
     let output = run(program().arg("--version"));
