@@ -1,20 +1,20 @@
 # The router as one static file in an empty image. Build: docker build -t prefix-router .
+# `tests/container/run` runs these steps without Docker; it reads this file.
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
-# Everything is linked in, libc too. That needs the target named, so that what runs during the build is not linked so.
-ENV RUSTFLAGS="-C target-feature=+crt-static"
-RUN rustc -vV | sed -n 's/^host: //p' > /target
+# Everything is linked in, libc too, and random numbers come from the kernel's call, so that not even /dev is needed. That takes the target's
+# name, so that what runs during the build is not linked so.
+ENV RUSTFLAGS="-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\""
+RUN rustc -vV | sed -n 's/^host: //p' > host
 # Dependencies first: their layer lasts until Cargo.lock changes.
 COPY Cargo.toml Cargo.lock rustfmt.toml ./
-RUN mkdir src benches && echo 'fn main() {}' | tee src/main.rs benches/decision.rs && touch src/lib.rs \
-    && cargo build --locked --release --target "$(cat /target)" && rm -r src benches
+RUN mkdir src benches && echo 'fn main() {}' | tee src/main.rs benches/decision.rs && touch src/lib.rs && cargo build --locked --release --target "$(cat host)" && rm -r src benches
 COPY src src
 COPY benches benches
-RUN touch src/main.rs src/lib.rs && cargo build --locked --release --target "$(cat /target)" \
-    && cp "target/$(cat /target)/release/prefix-router" /prefix-router
+RUN touch src/main.rs src/lib.rs && cargo build --locked --release --target "$(cat host)" && cp "target/$(cat host)/release/prefix-router" prefix-router
 
 FROM scratch
-COPY --from=build /prefix-router /prefix-router
+COPY --from=build /src/prefix-router /prefix-router
 # In a container the ports are published by whoever runs it, so both listen everywhere.
 ENV PREFIX_ROUTER_LISTEN=0.0.0.0:8080 PREFIX_ROUTER_ADMIN=0.0.0.0:8081
 EXPOSE 8080 8081

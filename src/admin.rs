@@ -35,7 +35,7 @@ impl Admin {
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
-    match admin.metrics.render(&admin.fleet.snapshot()) {
+    match admin.metrics.render(&admin.fleet.view()) {
         Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], error.to_string()),
     }
@@ -44,7 +44,7 @@ async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
 async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     if *admin.draining.borrow() {
         (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
-    } else if admin.fleet.snapshot().any_up() {
+    } else if admin.fleet.view().any_up() {
         (StatusCode::OK, "ready\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "no replica is up\n")

@@ -1,5 +1,7 @@
 //! The composition root: builds every part, starts every long-lived task, and stops them in order.
 
+use std::collections::{HashMap, HashSet};
+use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,18 +10,21 @@ use anyhow::{Context, Result, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::config::Config;
-use crate::fleet::{Fleet, Snapshot, State};
+use crate::discovery::dns::Watcher;
+use crate::discovery::{self, Findings};
+use crate::fleet::{Fleet, ReplicaSpec, Snapshot, State, health};
 use crate::live::LiveFleet;
 use crate::proxy::{Parties, Proxy};
+use crate::resolver::Resolver;
 use crate::routing::Chooser;
 use crate::telemetry::{self, Metrics};
-use crate::upstream::Upstream;
+use crate::upstream::Connector;
 use crate::{probe, server};
 
 /// How long cutting off what is in flight may take.
@@ -59,7 +64,7 @@ pub fn run(config: Config) -> Result<()> {
         tracing::info!("stopped");
         Ok(())
     });
-    // A name that is being resolved must not hold the exit back; everything else ends at once, and has its say in the log.
+    // A ring that is being built must not hold the exit back; everything else ends at once, and has its say in the log.
     runtime.shutdown_timeout(CUT_TIME);
     ended
 }
@@ -127,19 +132,21 @@ pub async fn start(config: Config) -> Result<Running> {
     let (traffic_listener, traffic) = bind(config.listen, "listen").await?;
     let (admin_listener, admin) = bind(config.admin, "admin").await?;
 
-    let fleet = LiveFleet::new(Fleet::new(config.replicas, config.health.clone(), config.key.hash_seed));
-    let replicas = fleet.snapshot().replicas().to_vec();
-    let metrics = Metrics::new(&replicas).context("cannot set up metrics")?;
+    let metrics = Metrics::new().context("cannot set up metrics")?;
+    let resolver = Arc::new(Resolver::new(&config.resolver).context("cannot ask DNS servers")?);
+    let connector = Connector { settings: config.upstream.clone(), resolver: Arc::clone(&resolver), names: config.resolver.clone() };
+    let fleet = LiveFleet::new(Fleet::new(Vec::new(), config.health.clone(), config.key.hash_seed), connector, Arc::clone(&metrics));
+    let (fixed, sources) = (config.replicas.len(), config.sources.len());
+    fleet.set(config.replicas.clone(), sources == 0).await?;
     let (drain, draining) = watch::channel(false);
     let cut = CancellationToken::new();
     let mut tasks = JoinSet::new();
 
-    let mut upstreams = Vec::with_capacity(replicas.len());
-    for replica in &replicas {
-        let upstream = Upstream::new(Arc::clone(replica), config.upstream.clone())
-            .with_context(|| format!("cannot send requests to replica {}", replica.name()))?;
-        tasks.spawn(probe::run(Arc::clone(&upstream), Arc::clone(&fleet), config.health.clone()));
-        upstreams.push(upstream);
+    let findings = Arc::new(watch::Sender::new(vec![None; sources]));
+    tasks.spawn(follow(Arc::clone(&fleet), config.replicas, findings.subscribe(), config.health.clone()));
+    for (place, source) in config.sources.into_iter().enumerate() {
+        let (resolver, findings, metrics) = (Arc::clone(&resolver), Arc::clone(&findings), Arc::clone(&metrics));
+        tasks.spawn(Watcher { source, place, resolver, settings: config.resolver.clone(), findings, metrics }.run());
     }
     tasks.spawn(announce(Arc::clone(&fleet), config.health.timeout));
 
@@ -148,11 +155,12 @@ pub async fn start(config: Config) -> Result<Running> {
     tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, std::future::pending()));
 
     let chooser = Chooser::new(&config.routing);
-    let parties = Parties { fleet, upstreams, chooser, metrics, draining: draining.clone(), cut: cut.clone(), admin };
+    let parties = Parties { fleet, chooser, metrics, draining: draining.clone(), cut: cut.clone(), admin };
     let routes = Proxy::new(config.proxy, config.key, parties).routes();
     let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, cut.clone()));
 
-    tracing::info!(%traffic, %admin, replicas = replicas.len(), "listening on {traffic}, metrics on {admin}, {} replicas", replicas.len());
+    let discovered = if sources == 0 { "" } else { ", others by discovery" };
+    tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}, {fixed} replicas{discovered}");
     Ok(Running { traffic, admin, drain, cut, serving, _tasks: tasks })
 }
 
@@ -184,11 +192,47 @@ async fn serve_until_drained(
     let _ = timeout(CUT_TIME, serving).await;
 }
 
+/// Keeps the fleet as configuration and discovery have it, and one probe for each replica in it.
+async fn follow(fleet: Arc<LiveFleet>, fixed: Vec<ReplicaSpec>, mut findings: watch::Receiver<Findings>, health: health::Settings) {
+    let mut probes = JoinSet::new();
+    let mut probed: HashMap<u64, AbortHandle> = HashMap::new();
+    loop {
+        let (specs, complete) = discovery::join(&fixed, &findings.borrow_and_update());
+        if let Err(error) = fleet.set(specs, complete).await {
+            tracing::error!(%error, "the fleet stays as it was: {error}");
+        }
+        let view = fleet.view();
+        let present: HashSet<u64> = view.replicas().iter().map(|replica| replica.incarnation()).collect();
+        probed.retain(|incarnation, probe| {
+            let stays = present.contains(incarnation);
+            if !stays {
+                probe.abort();
+            }
+            stays
+        });
+        for upstream in view.upstreams() {
+            let start = || probes.spawn(probe::run(Arc::clone(upstream), Arc::clone(&fleet), health.clone()));
+            probed.entry(upstream.replica().incarnation()).or_insert_with(start);
+        }
+        drop(view);
+        while probes.try_join_next().is_some() {}
+        if findings.changed().await.is_err() {
+            // Nobody finds anything any more.
+            return pending().await;
+        }
+    }
+}
+
 /// Says once how many replicas are up, when each has had its first check.
 async fn announce(fleet: Arc<LiveFleet>, limit: Duration) {
     let mut changes = fleet.changes();
     let known = async {
-        while count(&fleet.snapshot(), State::Unknown) > 0 {
+        loop {
+            let view = fleet.view();
+            if !view.replicas().is_empty() && count(&view, State::Unknown) == 0 {
+                return;
+            }
+            drop(view);
             if changes.changed().await.is_err() {
                 return;
             }
@@ -196,16 +240,16 @@ async fn announce(fleet: Arc<LiveFleet>, limit: Duration) {
     };
     // A check that hangs is over after its own timeout, and a little later is soon enough.
     let _ = timeout(limit * 2, known).await;
-    let snapshot = fleet.snapshot();
-    let all = snapshot.replicas().len();
-    match count(&snapshot, State::Up) {
-        0 => tracing::warn!("none of {all} replicas is up; requests are tried nevertheless, and checks go on"),
-        up => tracing::info!("{up} of {all} replicas are up"),
+    let view = fleet.view();
+    match (view.replicas().len(), count(&view, State::Up)) {
+        (0, _) => tracing::warn!("no replica is known yet; requests are answered with 503 until one is found"),
+        (all, 0) => tracing::warn!("none of {all} replicas is up; requests are tried nevertheless, and checks go on"),
+        (all, up) => tracing::info!("{up} of {all} replicas are up"),
     }
 }
 
 fn count(snapshot: &Snapshot, state: State) -> usize {
-    snapshot.replicas().iter().filter(|replica| snapshot.state(replica) == state).count()
+    snapshot.replicas().iter().filter(|replica| snapshot.state(replica) == Some(state)).count()
 }
 
 async fn bind(address: SocketAddr, key: &str) -> Result<(TcpListener, SocketAddr)> {

@@ -4,12 +4,13 @@
 //!
 //! 1. [`server`] takes the connection and hands each request to [`proxy`].
 //! 2. `proxy` judges the head, reads the body, and asks [`request`] what it wants: a model and a key.
-//! 3. [`live`] gives the [`fleet`]'s picture of the moment; [`routing`] picks a replica on it and takes its lease.
+//! 3. [`live`] gives the view of the moment: the [`fleet`]'s picture and the connections to everybody in it. [`routing`] picks a replica on it and
+//!    takes its lease.
 //! 4. `proxy` sends the request through [`upstream`] and waits for the first byte of the answer's body; until then a replica that fails
 //!    is replaced by another.
 //! 5. The answer's body goes on piece by piece; lease, connection and record end with it.
 //!
-//! Beside that, [`probe`] checks the replicas, [`admin`] shows the metrics that [`telemetry`] keeps, [`config`] says how all of it is set,
+//! Beside that, [`discovery`] finds replicas behind names, [`resolver`] turns names into addresses, [`probe`] checks the replicas, [`admin`] shows the metrics that [`telemetry`] keeps, [`config`] says how all of it is set,
 //! and [`app`] puts it together.
 //!
 //! The decision alone, as the request path makes it:
@@ -41,12 +42,14 @@
 //! # Direction of dependencies
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
-//! read no clock; time and chance are arguments. `telemetry`, `live`, `upstream`, `probe`, `proxy`, `admin` and `server` see them. `config`
-//! sees everybody's settings; `app` and `cli` see all. `tests/tidy.rs` checks this.
+//! read no clock; time and chance are arguments. `telemetry`, `upstream`, `live`, `discovery`, `probe`, `proxy`, `admin` and `server` see them;
+//! `upstream` and `discovery` ask `resolver`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
+//! `tests/tidy.rs` checks this.
 //!
 //! # Invariants
 //!
-//! - Each choice is made on one snapshot, and takes its lease in the same step.
+//! - Each choice is made on one view, and takes its lease in the same step.
+//! - An incarnation of a replica is never taken for another: what is reported late of one that has left changes nothing.
 //! - A lease lives as long as the replica's work for the request, and ends exactly once.
 //! - Nothing is sent again after the first byte of an answer's body.
 //! - Request bodies and answers pass byte for byte; the view for routing is read-only.
@@ -65,9 +68,13 @@ pub mod sim;
 
 pub mod telemetry;
 
-pub mod live;
+pub mod resolver;
 
 pub mod upstream;
+
+pub mod live;
+
+pub mod discovery;
 
 pub mod probe;
 

@@ -1,9 +1,11 @@
-//! Connections to one replica: HTTP/1.1, kept open between requests, each used by one request at a time.
+//! Connections to one replica: HTTP/1.1, kept open between requests, each used by one request at a time; and how its address is found.
 //!
 //! It knows nothing of retries to other replicas, of bodies' meaning, or of health; its errors say what whoever does know needs.
 
 use std::collections::VecDeque;
 use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,9 +18,10 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 
 use crate::fleet::Replica;
+use crate::resolver::{self, Found, Resolver};
 use crate::units::Secret;
 
 /// How connections to replicas are made and kept.
@@ -70,10 +73,60 @@ pub enum SendError {
     },
 }
 
+/// Whose address or key cannot stand in a request.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot send requests to replica {replica}: {source}")]
+pub struct UnusableReplica {
+    replica: String,
+    source: hyper::http::Error,
+}
+
+/// Makes the connections of all replicas alike.
+pub struct Connector {
+    /// How connections are made and kept.
+    pub settings: Settings,
+    /// Who is asked for the addresses of replicas that are known by a name.
+    pub resolver: Arc<Resolver>,
+    /// How long such an address holds.
+    pub names: resolver::Settings,
+}
+
+impl Connector {
+    /// A pool without connections. Fails where the address or the key cannot stand in a header.
+    pub fn connect(&self, replica: &Arc<Replica>) -> Result<Arc<Upstream>, UnusableReplica> {
+        let unusable = |error: hyper::http::Error| UnusableReplica { replica: replica.name().to_owned(), source: error };
+        let authority = &replica.spec().authority;
+        let host = HeaderValue::from_str(authority).map_err(|error| unusable(error.into()))?;
+        let key = self.settings.api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.reveal())));
+        let mut authorization = key.transpose().map_err(|error| unusable(error.into()))?;
+        if let Some(value) = &mut authorization {
+            value.set_sensitive(true);
+        }
+        let address = match authority.parse() {
+            Ok(literal) => Address::Literal(literal),
+            Err(_) => Address::Name { resolver: Arc::clone(&self.resolver), settings: self.names.clone(), last: Mutex::default() },
+        };
+        let (replica, settings) = (Arc::clone(replica), self.settings.clone());
+        Ok(Arc::new(Upstream { replica, settings, address, host, authorization, idle: Mutex::default() }))
+    }
+}
+
+/// Where a replica is.
+enum Address {
+    Literal(SocketAddr),
+    /// Under a name, with what was last found there, and until when that holds.
+    Name {
+        resolver: Arc<Resolver>,
+        settings: resolver::Settings,
+        last: Mutex<Option<(Found, Instant)>>,
+    },
+}
+
 /// The connections to one replica.
 pub struct Upstream {
     replica: Arc<Replica>,
     settings: Settings,
+    address: Address,
     host: HeaderValue,
     authorization: Option<HeaderValue>,
     /// The most recently used at the back.
@@ -81,17 +134,6 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// A pool without connections. Fails where the address or the key cannot stand in a header.
-    pub fn new(replica: Arc<Replica>, settings: Settings) -> Result<Arc<Self>, hyper::http::Error> {
-        let host = HeaderValue::from_str(&replica.spec().authority)?;
-        let authorization = settings.api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.reveal()))).transpose()?;
-        let authorization = authorization.map(|mut value| {
-            value.set_sensitive(true);
-            value
-        });
-        Ok(Arc::new(Self { replica, settings, host, authorization, idle: Mutex::default() }))
-    }
-
     /// The replica at the other end.
     pub fn replica(&self) -> &Arc<Replica> {
         &self.replica
@@ -159,14 +201,10 @@ impl Upstream {
     }
 
     async fn connect(&self) -> Result<Connection, SendError> {
-        let limit = self.settings.connect_timeout;
-        let connecting = TcpStream::connect(&self.replica.spec().authority);
-        let stream = if limit.is_zero() {
-            connecting.await
-        } else {
-            timeout(limit, connecting)
-                .await
-                .unwrap_or_else(|_| Err(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer within {limit:?}"))))
+        let by = (!self.settings.connect_timeout.is_zero()).then(|| Instant::now() + self.settings.connect_timeout);
+        let stream = match &self.address {
+            Address::Literal(address) => self.dial(*address, by).await,
+            Address::Name { resolver, settings, last } => self.dial_all(self.resolve(resolver, settings, last, by).await?, by).await,
         }
         .map_err(SendError::Connect)?;
         stream.set_nodelay(true).map_err(SendError::Connect)?;
@@ -177,6 +215,75 @@ impl Upstream {
             let _ = connection.await;
         });
         Ok(Connection { sender, task: task.abort_handle() })
+    }
+
+    async fn dial(&self, address: SocketAddr, by: Option<Instant>) -> io::Result<TcpStream> {
+        let Some(by) = by else { return TcpStream::connect(address).await };
+        let late = || {
+            io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no answer from {address} within {:?} (connect_timeout)", self.settings.connect_timeout),
+            )
+        };
+        timeout_at(by, TcpStream::connect(address)).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// The first of several addresses that takes a connection. Each has its share of the time that is left, so that one which is silent does not
+    /// take it all.
+    async fn dial_all(&self, addresses: Vec<SocketAddr>, by: Option<Instant>) -> io::Result<TcpStream> {
+        let mut outcome = Err(io::Error::other("no address"));
+        for (tried, &address) in addresses.iter().enumerate() {
+            let left = (addresses.len() - tried) as u32;
+            let share = by.map(|by| Instant::now() + by.saturating_duration_since(Instant::now()) / left);
+            outcome = self.dial(address, share).await.map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")));
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// The addresses of a replica that is known by a name. What was found last holds for its time, and beyond that while no answer comes: a DNS
+    /// server that is out takes no replica with it.
+    async fn resolve(
+        &self,
+        resolver: &Resolver,
+        settings: &resolver::Settings,
+        last: &Mutex<Option<(Found, Instant)>>,
+        by: Option<Instant>,
+    ) -> Result<Vec<SocketAddr>, SendError> {
+        let (host, port) = host_and_port(&self.replica.spec().authority).map_err(SendError::Connect)?;
+        let at_port = |found: &Found| found.addresses().into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
+        let earlier = {
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((found, until)) = &mut *last {
+                let now = Instant::now();
+                if now < *until {
+                    return Ok(at_port(found));
+                }
+                // Whoever comes while this one asks takes what was found last: one question at a time.
+                *until = now + settings.min_ttl;
+            }
+            last.as_ref().map(|(found, _)| found.clone())
+        };
+        let asking = resolver.addresses(host);
+        let answer = match by {
+            Some(by) => timeout_at(by, asking).await.unwrap_or(Err(resolver::LookupError::Timeout)),
+            None => asking.await,
+        };
+        let found = match (answer, earlier) {
+            (Ok(found), earlier) => found.or_earlier(earlier.as_ref()),
+            (Err(error), Some(earlier)) => {
+                tracing::debug!(host, %error, "{host} does not resolve, its last addresses are used: {error}");
+                return Ok(at_port(&earlier));
+            }
+            // Not a kind by which the replica would look guilty.
+            (Err(error), None) => return Err(SendError::Connect(io::Error::other(format!("the name {host} does not resolve: {error}")))),
+        };
+        let addresses = at_port(&found);
+        let until = Instant::now() + settings.holds(found.ttl);
+        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, until));
+        Ok(addresses)
     }
 
     /// The most recently used connection that is still good. Those that are not are closed on the way.
@@ -215,6 +322,11 @@ impl Upstream {
         // Nothing panics while it holds this lock.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn host_and_port(authority: &str) -> io::Result<(&str, u16)> {
+    let parts = authority.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    parts.ok_or_else(|| io::Error::other(format!("{authority} is not a host and a port")))
 }
 
 /// An open connection. Dropped, it closes at once, whatever is still under way on it: that is how a replica learns that its client has

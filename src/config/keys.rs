@@ -1,6 +1,7 @@
 //! The table of all settings: each is described once, and file, environment, flags, `check` and the reference all
 //! read it here. It holds no rule that joins two settings; those are in [`super`].
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tracing::Level;
@@ -47,6 +48,7 @@ impl Key {
 const MAX_TIME: Duration = Duration::from_secs(24 * 3_600);
 const NO_TIME: Duration = Duration::ZERO;
 const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
 
 const fn key(name: &'static str, meaning: &'static str, default: &'static str, kind: Kind) -> Key {
     Key { name, meaning, default, kind }
@@ -87,7 +89,37 @@ pub(super) static KEYS: &[Key] = &[
     ),
     key("worker_threads", "Threads that serve; 0 means one per core.", "0", Kind::Number(0..=1_024, at!(server.worker_threads as usize))),
     // The replicas.
-    key("replicas", "The engine servers: a list of URLs, or of maps with url, name, weight and models.", "[]", Kind::Replicas),
+    key(
+        "replicas",
+        "The engine servers: a list of URLs, or of maps with url, name, weight and models; dns:// stands for all behind a name.",
+        "[]",
+        Kind::Replicas,
+    ),
+    key(
+        "dns_servers",
+        "Who is asked for the addresses behind names; without any, the servers of /etc/resolv.conf. /etc/hosts comes first in any case.",
+        "[]",
+        Kind::List {
+            allowed: "a list of IP or IP:PORT",
+            good: |text| dns_server(text).is_some(),
+            field: Field {
+                get: dns_servers,
+                set: |c, texts| c.resolver.servers = texts.iter().filter_map(|text| dns_server(text)).collect(),
+            },
+        },
+    ),
+    key(
+        "dns_min_ttl",
+        "An answer of a DNS server holds at least this long, whatever it says itself; a question that failed waits at least this long.",
+        "1s",
+        Kind::Time(Duration::from_millis(10)..=HOUR, at!(resolver.min_ttl)),
+    ),
+    key(
+        "dns_max_ttl",
+        "And at most this long: a replica that was added under a name is found within this time.",
+        "5s",
+        Kind::Time(Duration::from_millis(10)..=HOUR, at!(resolver.max_ttl)),
+    ),
     key(
         "upstream_api_key",
         "Sent to every replica as `Authorization: Bearer KEY`; without it the caller's own header passes.",
@@ -245,12 +277,7 @@ pub(super) static KEYS: &[Key] = &[
     ),
     key("pool_max_idle", "Idle connections kept per replica.", "1024", Kind::Number(0..=65_536, at!(upstream.pool_max_idle as usize))),
     // The end, and what is written meanwhile.
-    key(
-        "drain_timeout",
-        "How long running requests may take after SIGTERM.",
-        "30s",
-        Kind::Time(NO_TIME..=Duration::from_secs(3_600), at!(server.drain_timeout)),
-    ),
+    key("drain_timeout", "How long running requests may take after SIGTERM.", "30s", Kind::Time(NO_TIME..=HOUR, at!(server.drain_timeout))),
     key("log_level", "What is logged.", "info", word!(telemetry.level: Level)),
     key("log_format", "How it is logged.", "text", word!(telemetry.format: LogFormat)),
     key(
@@ -260,6 +287,16 @@ pub(super) static KEYS: &[Key] = &[
         Kind::Switch(at!(telemetry.access_log)),
     ),
 ];
+
+fn dns_servers(config: &Config) -> Vec<String> {
+    config.resolver.servers.iter().map(SocketAddr::to_string).collect()
+}
+
+/// An address with a port, or with that of DNS.
+fn dns_server(text: &str) -> Option<SocketAddr> {
+    let with_port = text.parse::<SocketAddr>().ok().filter(|address| address.port() != 0);
+    with_port.or_else(|| text.parse::<IpAddr>().ok().map(|ip| SocketAddr::new(ip, 53)))
+}
 
 fn includes(config: &Config) -> Vec<String> {
     let Includes { tools, media } = config.key.includes;

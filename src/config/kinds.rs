@@ -138,7 +138,7 @@ impl Kind {
 
     fn set_items(&self, config: &mut Config, items: &[Node], report: &mut Report<'_>) {
         match self {
-            Kind::Replicas => config.replicas = replicas::read(items, report),
+            Kind::Replicas => (config.replicas, config.sources) = replicas::read(items, report),
             Kind::List { good, field, .. } => {
                 let mut texts = Vec::new();
                 for item in items {
@@ -171,8 +171,12 @@ impl Kind {
                 let items: Vec<String> = (field.get)(config).iter().map(|item| quoted(item)).collect();
                 format!(" [{}]", items.join(", "))
             }
-            Kind::Replicas if config.replicas.is_empty() => " []".to_owned(),
-            Kind::Replicas => config.replicas.iter().map(|replica| format!("\n  - {}", replicas::print(replica, quoted))).collect(),
+            Kind::Replicas if config.replicas.is_empty() && config.sources.is_empty() => " []".to_owned(),
+            Kind::Replicas => {
+                let fixed = config.replicas.iter().map(|replica| replicas::print(replica, quoted));
+                let sources = config.sources.iter().map(|source| replicas::print_source(source, quoted));
+                fixed.chain(sources).map(|item| format!("\n  - {item}")).collect()
+            }
             Kind::Secret if config.upstream.api_key.is_some() => " ~ # set, and hidden here".to_owned(),
             Kind::Secret => " ~".to_owned(),
         }

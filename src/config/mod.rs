@@ -20,7 +20,7 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::{fleet, proxy, request, routing, server, telemetry, upstream};
+use crate::{discovery, fleet, proxy, request, resolver, routing, server, telemetry, upstream};
 pub use errors::ConfigErrors;
 use errors::{Origin, Report};
 use yaml::Node;
@@ -32,8 +32,12 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where `/metrics`, `/live` and `/ready` are served.
     pub admin: SocketAddr,
-    /// The replicas, in the order written; identities are distinct.
+    /// The replicas that are listed one by one, in the order written; identities are distinct.
     pub replicas: Vec<fleet::ReplicaSpec>,
+    /// Where others are found, in the order written.
+    pub sources: Vec<discovery::dns::Source>,
+    /// Names and their addresses.
+    pub resolver: resolver::Settings,
     /// What makes the key.
     pub key: request::Settings,
     /// How a replica is chosen.
@@ -58,6 +62,8 @@ impl Default for Config {
             listen: loopback(8080),
             admin: loopback(8081),
             replicas: Vec::new(),
+            sources: Vec::new(),
+            resolver: resolver::Settings::default(),
             key: request::Settings::default(),
             routing: routing::Settings::default(),
             health: fleet::health::Settings::default(),
@@ -104,7 +110,8 @@ pub struct Flag {
 pub fn load(sources: Sources) -> Result<Config, ConfigErrors> {
     let mut loader = Loader::default();
     loader.read(sources);
-    if loader.config.replicas.is_empty() && !loader.unread && !loader.errors.concern("replicas") {
+    let none = loader.config.replicas.is_empty() && loader.config.sources.is_empty();
+    if none && !loader.unread && !loader.errors.concern("replicas") {
         let problem = "none is given; allowed: at least one, by --replica URL, PREFIX_ROUTER_REPLICAS=URL,URL or \
                        `replicas: [URL]` in the file";
         Report::new(&Origin::Nowhere, "replicas", &mut loader.errors).add(0, problem);
@@ -188,6 +195,18 @@ impl Loader {
         Report::new(&origin, "replicas", &mut self.errors).add(line, problem);
     }
 
+    fn refuse_crossed_ttls(&mut self) {
+        let resolver::Settings { min_ttl, max_ttl, .. } = self.config.resolver;
+        if min_ttl <= max_ttl || self.errors.concern("dns_min_ttl") || self.errors.concern("dns_max_ttl") {
+            return;
+        }
+        let written = self.written.iter().rev().find(|(key, ..)| ["dns_min_ttl", "dns_max_ttl"].contains(key));
+        let (key, origin, line) = written.map_or(("dns_min_ttl", Origin::Nowhere, 0), |(key, origin, line)| (*key, origin.clone(), *line));
+        let (min, max) = (quantity::print_time(min_ttl), quantity::print_time(max_ttl));
+        let problem = format!("dns_min_ttl is {min} and dns_max_ttl {max}; allowed: a minimum up to the maximum");
+        Report::new(&origin, key, &mut self.errors).add(line, problem);
+    }
+
     /// Checks what joins several settings, then gives the configuration, or everything that is wrong.
     fn finish(mut self) -> Result<Config, ConfigErrors> {
         let Config { listen, admin, .. } = self.config;
@@ -206,6 +225,7 @@ impl Loader {
             Report::new(&origin, key, &mut self.errors).add(line, problem);
         }
         self.refuse_loops();
+        self.refuse_crossed_ttls();
         self.errors.or(self.config)
     }
 }

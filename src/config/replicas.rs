@@ -1,23 +1,26 @@
-//! The list of replicas: `URL;weight=2;name=a;models=x|y`, or a map with the same names.
+//! The list of replicas: `URL;weight=2;name=a;models=x|y`, or a map with the same names. A URL `dns://…` stands for all replicas behind a name.
 //!
 //! It knows what a replica may look like, not whether one is there: nothing is resolved or contacted.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::errors::{Report, nearest, shown};
 use super::quantity::{in_range, whole};
 use super::yaml::{Entry, Node, Shape};
+use crate::discovery::dns::{Question, Source};
 use crate::fleet::ReplicaSpec;
 use crate::units::Weight;
 
 /// What a replica may be, in one line.
-pub(super) const ALLOWED: &str = "http://HOST:PORT, then any of ;weight=1 to 100 ;name=NAME ;models=A|B";
+pub(super) const ALLOWED: &str =
+    "http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B";
 
-const URL_ALLOWED: &str = "http://HOST or http://HOST:PORT";
+const URL_ALLOWED: &str = "http://HOST, http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME";
 
-/// Reads the items of a list. Whatever is wrong goes to `report`; what is right is returned.
-pub(super) fn read(items: &[Node], report: &mut Report<'_>) -> Vec<ReplicaSpec> {
+/// Reads the items of a list. Whatever is wrong goes to `report`; what is right is returned: the replicas and the sources of others.
+pub(super) fn read(items: &[Node], report: &mut Report<'_>) -> (Vec<ReplicaSpec>, Vec<Source>) {
     let mut replicas: Vec<(usize, ReplicaSpec)> = Vec::new();
+    let mut sources: Vec<(usize, Source)> = Vec::new();
     for item in items {
         let fields = match &item.shape {
             Shape::Text(text) => from_text(text, item.line),
@@ -29,21 +32,34 @@ pub(super) fn read(items: &[Node], report: &mut Report<'_>) -> Vec<ReplicaSpec> 
             }
         };
         match build(fields) {
-            Ok(replica) => match clash(&replicas, &replica, item.line) {
+            Ok(Listed::Replica(replica)) => match clash(&replicas, &replica, item.line) {
                 Some(problem) => report.add(item.line, problem),
                 None => replicas.push((item.line, replica)),
+            },
+            Ok(Listed::Source(source)) => match sources.iter().find(|(_, other)| other.question == source.question) {
+                Some((first, _)) => report.add(item.line, format!("{}; allowed: once", twice(&source.url, *first, item.line))),
+                None => sources.push((item.line, source)),
             },
             Err(wrong) => wrong.into_iter().for_each(|(line, problem)| report.add(line, problem)),
         }
     }
-    replicas.into_iter().map(|(_, replica)| replica).collect()
+    (replicas.into_iter().map(|(_, replica)| replica).collect(), sources.into_iter().map(|(_, source)| source).collect())
 }
 
 /// One replica as YAML, ready to follow `  - `.
 pub(super) fn print(replica: &ReplicaSpec, quoted: fn(&str) -> String) -> String {
     let ReplicaSpec { name, authority, weight, models } = replica;
     let url = quoted(&format!("http://{authority}"));
-    let mut text = format!("{{url: {url}, name: {}, weight: {weight}", quoted(name));
+    print_map(format!("url: {url}, name: {}", quoted(name)), *weight, models, quoted)
+}
+
+/// One source as YAML, ready to follow `  - `.
+pub(super) fn print_source(source: &Source, quoted: fn(&str) -> String) -> String {
+    print_map(format!("url: {}", quoted(&source.url)), source.weight, &source.models, quoted)
+}
+
+fn print_map(first: String, weight: Weight, models: &[String], quoted: fn(&str) -> String) -> String {
+    let mut text = format!("{{{first}, weight: {weight}");
     if !models.is_empty() {
         let models: Vec<String> = models.iter().map(|model| quoted(model)).collect();
         text += &format!(", models: [{}]", models.join(", "));
@@ -129,13 +145,21 @@ fn unknown(field: &str, known: &[&str]) -> String {
     format!("{}: unknown; the nearest is {nearest}; allowed: {}", shown(field), known.join(", "))
 }
 
-/// The replica that the fields describe, or everything that is wrong with them.
-fn build(fields: Fields<'_>) -> Result<ReplicaSpec, Vec<(usize, String)>> {
+/// What stands in the list.
+enum Listed {
+    Replica(ReplicaSpec),
+    Source(Source),
+}
+
+/// The replica or the source that the fields describe, or everything that is wrong with them.
+fn build(fields: Fields<'_>) -> Result<Listed, Vec<(usize, String)>> {
     let Fields { prefix, url, name, weight, models, mut wrong } = fields;
+    let mut question = None;
     let mut replica = ReplicaSpec { name: String::new(), authority: String::new(), weight: Weight::clamped(1), models: Vec::new() };
     if let Some((line, url)) = url {
-        match host_and_port(url) {
-            Ok((identity, authority)) => (replica.name, replica.authority) = (identity.to_owned(), authority),
+        match read_url(url) {
+            Ok(Url::Http { identity, authority }) => (replica.name, replica.authority) = (identity, authority),
+            Ok(Url::Dns(asked)) => question = Some((url.to_owned(), asked)),
             Err(why) => {
                 let url = shown(&without_userinfo(url));
                 wrong.push((line, format!("url: {url} {why}; allowed: {URL_ALLOWED}")));
@@ -149,6 +173,9 @@ fn build(fields: Fields<'_>) -> Result<ReplicaSpec, Vec<(usize, String)>> {
             wrong.push((line, format!("name: {name} is not a name; allowed: 1 to 128 visible ASCII characters")));
         }
         name.clone_into(&mut replica.name);
+        if question.is_some() {
+            wrong.push((line, "name: a DNS name stands for many replicas, and each is called by its address; allowed: no name".to_owned()));
+        }
     }
     if let Some((line, text)) = weight {
         match in_range(whole(text), "is not a whole number", Weight::MIN..=Weight::MAX) {
@@ -167,24 +194,68 @@ fn build(fields: Fields<'_>) -> Result<ReplicaSpec, Vec<(usize, String)>> {
         replica.models.push(model.to_owned());
     }
     if wrong.is_empty() {
-        return Ok(replica);
+        return Ok(match question {
+            Some((url, question)) => Listed::Source(Source { url, question, weight: replica.weight, models: replica.models }),
+            None => Listed::Replica(replica),
+        });
     }
     Err(wrong.into_iter().map(|(line, problem)| (line, format!("{prefix}{problem}"))).collect())
 }
 
-/// Host and port as written, and the same with a port in any case. The error completes the sentence "URL …".
-fn host_and_port(url: &str) -> Result<(&str, String), String> {
+/// What a URL stands for.
+enum Url {
+    /// One replica: host and port as written, and the same with a port in any case.
+    Http { identity: String, authority: String },
+    /// Those behind a name.
+    Dns(Question),
+}
+
+/// The error completes the sentence "URL …".
+fn read_url(url: &str) -> Result<Url, String> {
     let (scheme, rest) = match url.split_once("://") {
         Some(parts) => parts,
         None if url.is_empty() => return Err("is empty".to_owned()),
-        None => return Err("does not begin with http://".to_owned()),
+        None => return Err("does not begin with http:// or dns://".to_owned()),
     };
-    if scheme.eq_ignore_ascii_case("https") {
-        return Err("asks for TLS, and TLS to replicas is not supported".to_owned());
+    match scheme.to_ascii_lowercase().as_str() {
+        "http" => {
+            let (authority, host, port) = host_and_port(rest)?;
+            let authority_with_port = if port.is_some() { authority.to_owned() } else { format!("{host}:80") };
+            Ok(Url::Http { identity: authority.to_owned(), authority: authority_with_port })
+        }
+        "dns" => {
+            let (_, host, port) = host_and_port(rest)?;
+            question(host, port).map(Url::Dns)
+        }
+        "https" => Err("asks for TLS, and TLS to replicas is not supported".to_owned()),
+        "dns+srv" | "srv" | "dnssrv" => {
+            Err("does not begin with http:// or dns:// (for SRV records: dns://_SERVICE._PROTO.NAME)".to_owned())
+        }
+        _ => Err("does not begin with http:// or dns://".to_owned()),
     }
-    if !scheme.eq_ignore_ascii_case("http") {
-        return Err("does not begin with http://".to_owned());
+}
+
+/// What is to be asked of DNS.
+fn question(host: &str, port: Option<u16>) -> Result<Question, String> {
+    let mut labels = host.split('.');
+    let is_service = labels.by_ref().take(2).filter(|label| label.len() > 1 && label.starts_with('_')).count() == 2
+        && labels.next().is_some_and(|label| !label.is_empty());
+    if host.starts_with('[') || host.parse::<IpAddr>().is_ok() {
+        return Err("holds an address, of which there is nothing to ask; write http:// before it".to_owned());
     }
+    if host.split('.').rev().skip_while(|label| label.is_empty()).any(str::is_empty) || host.ends_with("..") {
+        return Err("has an empty part between two dots".to_owned());
+    }
+    match (port, is_service) {
+        (None, true) => Ok(Question::Service(host.to_owned())),
+        (Some(port), false) => Ok(Question::Addresses { host: host.to_owned(), port }),
+        (Some(port), true) => Err(format!("names a service, whose ports stand in its SRV records; leave out :{port}")),
+        (None, false) => Err("has neither a port nor the form _SERVICE._PROTO.NAME, by which SRV records say the port".to_owned()),
+    }
+}
+
+/// Host and port as written, host, port. The error completes the sentence "URL …".
+fn host_and_port(rest: &str) -> Result<(&str, &str, Option<u16>), String> {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, tail) = rest.split_at(end);
     if authority.contains('@') {
@@ -223,9 +294,9 @@ fn host_and_port(url: &str) -> Result<(&str, String), String> {
         return Err("has a host with other characters than letters, digits, -, . and _, or too long a one".to_owned());
     }
     match port {
-        None => Ok((authority, format!("{host}:80"))),
+        None => Ok((authority, host, None)),
         Some(port) => match port.parse::<u16>() {
-            Ok(1..) if port.bytes().all(|b| b.is_ascii_digit()) => Ok((authority, authority.to_owned())),
+            Ok(number @ 1..) if port.bytes().all(|b| b.is_ascii_digit()) => Ok((authority, host, Some(number))),
             _ => Err("has a port that is not a number from 1 to 65535".to_owned()),
         },
     }
@@ -233,18 +304,21 @@ fn host_and_port(url: &str) -> Result<(&str, String), String> {
 
 /// What `replica` has in common with an earlier one, if it must not.
 fn clash(earlier: &[(usize, ReplicaSpec)], replica: &ReplicaSpec, line: usize) -> Option<String> {
-    let lines = |first: usize| if line > 0 { format!(" on lines {first} and {line}") } else { String::new() };
     earlier.iter().find_map(|(first, other)| {
         if other.name == replica.name {
-            let name = shown(&replica.name);
-            return Some(format!("the name {name} is given twice{}; allowed: distinct names", lines(*first)));
+            return Some(format!("the name {}; allowed: distinct names", twice(&replica.name, *first, line)));
         }
         // Counted apart, one replica would look half as busy as it is; `weight` is how to give it more.
-        other.authority.eq_ignore_ascii_case(&replica.authority).then(|| {
-            let address = shown(&replica.authority);
-            format!("the address {address} is given twice{}; allowed: distinct addresses", lines(*first))
-        })
+        other
+            .authority
+            .eq_ignore_ascii_case(&replica.authority)
+            .then(|| format!("the address {}; allowed: distinct addresses", twice(&replica.authority, *first, line)))
     })
+}
+
+fn twice(what: &str, first: usize, line: usize) -> String {
+    let lines = if line > 0 { format!(" on lines {first} and {line}") } else { String::new() };
+    format!("{} is given twice{lines}", shown(what))
 }
 
 /// The URL without what may be a password.

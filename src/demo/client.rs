@@ -16,37 +16,37 @@ use serde::{Deserialize, Serialize};
 
 /// Sends requests to one server.
 #[derive(Clone)]
-pub struct Client {
+pub(super) struct Client {
     http: HttpClient<HttpConnector, Full<Bytes>>,
     server: String,
 }
 
 /// A message of a conversation.
 #[derive(Clone, Debug, Serialize)]
-pub struct Message {
+pub(super) struct Message {
     /// Who says it.
-    pub role: &'static str,
+    pub(super) role: &'static str,
     /// What.
-    pub content: String,
+    pub(super) content: String,
 }
 
 /// A whole answer, and what it took.
 #[derive(Debug)]
-pub struct Answer {
+pub(super) struct Answer {
     /// What was said.
-    pub text: String,
+    pub(super) text: String,
     /// Until the first event of the stream.
-    pub first_token: Duration,
+    pub(super) first_token: Duration,
     /// Until the stream's end.
-    pub total: Duration,
+    pub(super) total: Duration,
     /// Tokens of the prompt, as the replica counts them.
-    pub prompt_tokens: usize,
+    pub(super) prompt_tokens: usize,
     /// Tokens of the prompt that it found in its cache.
-    pub cached_tokens: usize,
+    pub(super) cached_tokens: usize,
     /// `x-prefix-router-replica`.
-    pub replica: String,
+    pub(super) replica: String,
     /// `x-prefix-router-reason`.
-    pub reason: String,
+    pub(super) reason: String,
 }
 
 #[derive(Deserialize)]
@@ -79,21 +79,21 @@ struct Details {
 
 impl Client {
     /// A client of `http://{server}`.
-    pub fn new(server: std::net::SocketAddr) -> Self {
+    pub(super) fn new(server: std::net::SocketAddr) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         Self { http: HttpClient::builder(TokioExecutor::new()).build(connector), server: format!("http://{server}") }
     }
 
     /// The body of `GET path`, as text.
-    pub async fn get(&self, path: &str) -> Result<String> {
+    pub(super) async fn get(&self, path: &str) -> Result<String> {
         let response = self.http.get(self.uri(path)?).await?;
         ensure!(response.status().is_success(), "{path} answered {}", response.status());
         Ok(String::from_utf8_lossy(&response.into_body().collect().await?.to_bytes()).into_owned())
     }
 
     /// Streams the answer to `messages`, which is to have `max_tokens` tokens.
-    pub async fn chat(&self, model: &str, messages: &[Message], max_tokens: usize) -> Result<Answer> {
+    pub(super) async fn chat(&self, model: &str, messages: &[Message], max_tokens: usize) -> Result<Answer> {
         let body = serde_json::json!({
             "model": model,
             "messages": messages,

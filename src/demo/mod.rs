@@ -196,7 +196,10 @@ impl Fleet {
         let begun = Instant::now();
         loop {
             let metrics = admin.get("/metrics").await.context("the router's admin port")?;
-            let up = metrics.lines().filter(|line| line.starts_with("prefix_router_replica_state{") && line.ends_with("state=\"up\"} 1")).count();
+            let up = metrics
+                .lines()
+                .filter(|line| line.starts_with("prefix_router_replica_state{") && line.ends_with("state=\"up\"} 1"))
+                .count();
             if up == replicas {
                 return Ok(Self { router, names, _replicas: running });
             }

@@ -14,9 +14,12 @@ pub(super) fn in_brief(report: &Report) -> String {
     format!("first token p50 {}, found in cache {}", ms(report.first_token_ms.p50), percent(report.hit_rate))
 }
 
+/// A figure's name, and how it is got.
+type Row = (&'static str, fn(&Report) -> String);
+
 /// The strategies side by side, with what was done above and what it means below.
 pub(super) fn render(comparison: &Comparison) -> String {
-    let rows: [(&str, fn(&Report) -> String); 16] = [
+    let rows: [Row; 16] = [
         ("Time to first token  p50", |report| ms(report.first_token_ms.p50)),
         ("                     p90", |report| ms(report.first_token_ms.p90)),
         ("                     p99", |report| ms(report.first_token_ms.p99)),
@@ -52,7 +55,8 @@ pub(super) fn render(comparison: &Comparison) -> String {
 }
 
 fn heading(comparison: &Comparison) -> String {
-    let Comparison { replicas, requests, arrivals_per_second, about, replica_speed, seed, prefix_length, concurrency_threshold, .. } = comparison;
+    let Comparison { replicas, requests, arrivals_per_second, about, replica_speed, seed, prefix_length, concurrency_threshold, .. } =
+        comparison;
     format!(
         "{replicas} simulated replicas, each {replica_speed} times as fast as a 70B model on eight H100, behind a real router on real sockets.\n\
          Each strategy gets the same {requests} requests ({arrivals_per_second:.0} per second, seed {seed}) and empty caches:\n\

@@ -8,14 +8,14 @@ use crate::sim::workload::Segment;
 
 /// Words of three letters: with the space before them, one is a token of a simulated replica.
 const WORDS: [&str; 64] = [
-    "act", "age", "air", "arm", "art", "bay", "bed", "box", "boy", "bus", "car", "cat", "cow", "cup", "day", "dog", "ear", "egg", "eye", "fan",
-    "fig", "fox", "gem", "hat", "hay", "hen", "hut", "ice", "ink", "jam", "jar", "joy", "key", "kid", "lab", "lap", "law", "leg", "lid", "log",
-    "man", "map", "mud", "net", "nut", "oak", "oil", "owl", "pan", "pea", "pen", "pie", "pig", "ram", "rug", "sea", "sky", "sun", "tea", "tin",
-    "toy", "van", "wax", "zoo",
+    "act", "age", "air", "arm", "art", "bay", "bed", "box", "boy", "bus", "car", "cat", "cow", "cup", "day", "dog", "ear", "egg", "eye",
+    "fan", "fig", "fox", "gem", "hat", "hay", "hen", "hut", "ice", "ink", "jam", "jar", "joy", "key", "kid", "lab", "lap", "law", "leg",
+    "lid", "log", "man", "map", "mud", "net", "nut", "oak", "oil", "owl", "pan", "pea", "pen", "pie", "pig", "ram", "rug", "sea", "sky",
+    "sun", "tea", "tin", "toy", "van", "wax", "zoo",
 ];
 
 /// The text of `segment`.
-pub fn text(segment: Segment) -> String {
+pub(super) fn text(segment: Segment) -> String {
     let mut text = String::with_capacity(segment.tokens * 4);
     let mut state = segment.text;
     for _ in 0..segment.tokens {

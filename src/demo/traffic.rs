@@ -14,7 +14,7 @@ use crate::sim::workload::Session;
 
 /// What has come of a run so far. Clones are the same run.
 #[derive(Clone, Default)]
-pub struct Outcome {
+pub(super) struct Outcome {
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -27,19 +27,19 @@ struct Inner {
 
 impl Outcome {
     /// The figures as of now.
-    pub fn report(&self, replicas: usize) -> Report {
+    pub(super) fn report(&self, replicas: usize) -> Report {
         let inner = self.lock();
         Report::new(inner.samples.clone(), inner.failed, replicas)
     }
 
     /// Requests that are over.
-    pub fn over(&self) -> usize {
+    pub(super) fn over(&self) -> usize {
         let inner = self.lock();
         inner.samples.len() + inner.failed
     }
 
     /// Why the first request failed that did.
-    pub fn first_failure(&self) -> Option<String> {
+    pub(super) fn first_failure(&self) -> Option<String> {
         self.lock().first_failure.clone()
     }
 
@@ -50,7 +50,7 @@ impl Outcome {
 }
 
 /// Plays all `sessions` from now on. Replicas are known by their place in `names`.
-pub async fn play(client: &Client, model: &str, sessions: &[Session], names: &[String], outcome: &Outcome) {
+pub(super) async fn play(client: &Client, model: &str, sessions: &[Session], names: &[String], outcome: &Outcome) {
     let begun = Instant::now();
     let mut running = JoinSet::new();
     for session in sessions {

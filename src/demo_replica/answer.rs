@@ -221,7 +221,10 @@ mod tests {
 
     #[test]
     fn calls_name_their_tool_first() {
-        let form = Form::Call { name: "get_weather".into(), parameters: json!({"required": ["city"], "properties": {"city": {"const": "Zürich"}}}) };
+        let form = Form::Call {
+            name: "get_weather".into(),
+            parameters: json!({"required": ["city"], "properties": {"city": {"const": "Zürich"}}}),
+        };
         let answer = Answer::new(&[1], 0, &form, &Sampling::default(), 1_000);
         let text = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>";
         assert_eq!(answer.text(), text);

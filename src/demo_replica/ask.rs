@@ -22,8 +22,8 @@ pub(super) struct Ask {
     /// How many of its tokens are of each kind of media.
     pub(super) media: Map<String, Value>,
     pub(super) form: Form,
-    /// The client named the tool to be called.
-    pub(super) named: bool,
+    /// Who wanted a tool to be called.
+    pub(super) chosen: Chosen,
     pub(super) sampling: Sampling,
     /// Tokens that an answer may have; at most what the model's length leaves.
     pub(super) max_tokens: usize,
@@ -31,9 +31,21 @@ pub(super) struct Ask {
     pub(super) salt: Option<String>,
 }
 
+/// Who wanted a tool to be called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Chosen {
+    /// Nobody: the model did so by itself, or no tool is called.
+    #[default]
+    Model,
+    /// The client, any tool.
+    Required,
+    /// The client, by name.
+    Named,
+}
+
 impl Ask {
-    /// Puts a conversation as a question. `form` and `named` are how its answer has to look; `limit` is what the surface calls its bound.
-    pub(super) fn new(app: &App, fields: &Fields, prompt: Prompt, form: (Form, bool), limit: &[&str]) -> Result<Self, Refusal> {
+    /// Puts a conversation as a question. `form` is how its answer has to look, `limit` what the surface calls its bound.
+    pub(super) fn new(app: &App, fields: &Fields, prompt: Prompt, form: (Form, Chosen), limit: &[&str]) -> Result<Self, Refusal> {
         let mut sampling = sampling(fields, limit)?;
         let most = app.settings.engine.max_model_len;
         let room = room(app, prompt.tokens.len(), true)?;
@@ -46,7 +58,7 @@ impl Ask {
             prompt: prompt.tokens.into(),
             media: prompt.media,
             form: form.0,
-            named: form.1,
+            chosen: form.1,
             sampling,
             max_tokens,
             answers: answers(fields)?,
@@ -168,26 +180,29 @@ pub(super) fn form(fields: &Fields) -> Form {
     }
 }
 
-/// Which of `tools` an answer calls, if any: a name, and whether it was the client who named it. `choice` is as in chat requests.
-pub(super) fn choose(tools: &[Value], choice: &Value, messages: &[Message]) -> Result<Option<(Form, bool)>, Refusal> {
-    let call = |tool: &Value, named| {
+/// Which of `tools` an answer calls, if any. `choice` is as in chat requests.
+pub(super) fn choose(tools: &[Value], choice: &Value, messages: &[Message]) -> Result<Option<(Form, Chosen)>, Refusal> {
+    let call = |tool: &Value, chosen| {
         let function = &tool["function"];
         let name = function["name"].as_str().unwrap_or_default().to_owned();
-        Some((Form::Call { name, parameters: function["parameters"].clone() }, named))
+        Some((Form::Call { name, parameters: function["parameters"].clone() }, chosen))
     };
-    let first = tools.first().and_then(|tool| call(tool, false));
+    let first = |chosen| tools.first().and_then(|tool| call(tool, chosen));
     match choice {
         Value::Object(_) => {
             let name = &choice["function"]["name"];
             match tools.iter().find(|tool| tool["function"]["name"] == *name) {
-                Some(tool) => Ok(call(tool, true)),
-                None => Err(Refusal::bad("The tool specified in `tool_choice` does not match any of the specified `tools`")),
+                Some(tool) => Ok(call(tool, Chosen::Named)),
+                None => {
+                    let message = "The tool specified in `tool_choice` does not match any of the specified `tools`";
+                    Err(Refusal::parameter(message, "tool_choice", None))
+                }
             }
         }
         Value::String(choice) if choice == "none" => Ok(None),
-        Value::String(choice) if choice == "required" => Ok(first),
+        Value::String(choice) if choice == "required" => Ok(first(Chosen::Required)),
         // After a tool's result there is something to say; before that, a tool is what an agent needs.
-        _ => Ok(first.filter(|_| messages.last().is_some_and(|last| last.role == "user"))),
+        _ => Ok(first(Chosen::Model).filter(|_| messages.last().is_some_and(|last| last.role == "user"))),
     }
 }
 

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::App;
-use super::ask::{self, Ask, Fields};
+use super::ask::{self, Ask, Chosen, Fields};
 use super::flight::{Flight, Sequence, Step};
 use super::http::{Call, Reply};
 use super::prompt::Message;
 use super::refusal::Refusal;
 use super::story::{Events, Narrator, Story};
+
+/// vLLM's `--max-logprobs`.
+const MOST_LOGPROBS: i64 = 20;
 
 /// Answers a request.
 pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Refusal> {
@@ -20,11 +23,11 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
     let mut flight = call.launch(ask.orders(), ask.salt.as_deref(), ask.max_tokens)?;
     let teller = Teller::new(call, &ask, fields);
     if stream {
-        let narrator = Chunks { teller, usage, continuous, called: vec![false; ask.answers], named: ask.named };
+        let narrator = Chunks { teller, usage, continuous, called: vec![false; ask.answers], chosen: ask.chosen };
         return Ok(Reply::stream(Story::new(flight, narrator, Events::default())));
     }
     flight.whole().await;
-    Ok(Reply::json(&teller.whole(&flight, ask.named)).with_load(call))
+    Ok(Reply::json(&teller.whole(&flight, ask.chosen)).with_load(call))
 }
 
 /// Reads a request.
@@ -36,13 +39,20 @@ pub(super) fn read(app: &App, fields: &Fields) -> Result<Ask, Refusal> {
     }
     ask::salt(fields)?;
     ask::check_model(app, fields)?;
+    if let Some(likely) = ask::integer(fields, "top_logprobs")?.filter(|likely| *likely > MOST_LOGPROBS) {
+        let message = format!("Requested sample logprobs of {likely}, which is greater than max allowed: {MOST_LOGPROBS}");
+        return Err(Refusal::parameter(&message, "logprobs", Some(&likely.into())));
+    }
     let tools = ask::list(fields, "tools");
     let chosen = ask::choose(tools, fields.get("tool_choice").unwrap_or(&Value::Null), &messages)?;
-    let form = chosen.unwrap_or_else(|| (ask::form(fields), false));
+    let form = chosen.unwrap_or_else(|| (ask::form(fields), Chosen::Model));
     let prompt = ask::conversation(&messages, tools)?;
     // vLLM names the second in its refusals where both are there.
-    let limit: &[&str] =
-        if fields.get("max_completion_tokens").is_some_and(|limit| !limit.is_null()) { &["max_completion_tokens"] } else { &["max_tokens"] };
+    let limit: &[&str] = if fields.get("max_completion_tokens").is_some_and(|limit| !limit.is_null()) {
+        &["max_completion_tokens"]
+    } else {
+        &["max_tokens"]
+    };
     Ask::new(app, fields, prompt, form, limit)
 }
 
@@ -104,8 +114,8 @@ impl Teller {
         if which == 0 { self.tool_call.clone() } else { super::http::tool_call_id() }
     }
 
-    fn whole(&self, flight: &Flight, named: bool) -> Value {
-        let choices: Vec<Value> = flight.sequences.iter().enumerate().map(|(at, sequence)| self.choice(at, sequence, named)).collect();
+    fn whole(&self, flight: &Flight, chosen: Chosen) -> Value {
+        let choices: Vec<Value> = flight.sequences.iter().enumerate().map(|(at, sequence)| self.choice(at, sequence, chosen)).collect();
         let sequences = &flight.sequences;
         let used = self.used(sequences, sequences.iter().map(|sequence| sequence.answer.tokens.len()).sum());
         let media = if self.media.is_empty() { Value::Null } else { Value::Object(self.media.clone()) };
@@ -122,7 +132,7 @@ impl Teller {
         })
     }
 
-    fn choice(&self, at: usize, sequence: &Sequence, named: bool) -> Value {
+    fn choice(&self, at: usize, sequence: &Sequence, chosen: Chosen) -> Value {
         let answer = &sequence.answer;
         let mut message = json!({
             "role": "assistant", "content": answer.text(), "refusal": null, "annotations": null, "audio": null, "function_call": null,
@@ -130,10 +140,10 @@ impl Teller {
         let mut finish = answer.finish_reason();
         // A call that is not complete is a text.
         if let Some(called) = answer.call.as_ref().filter(|_| answer.complete) {
-            message["content"] = "".into();
+            message["content"] = if chosen == Chosen::Model { Value::Null } else { "".into() };
             message["tool_calls"] = json!([{"id": self.tool_call(at), "type": "function",
                 "function": {"name": called.name, "arguments": called.arguments}}]);
-            finish = if named { "stop" } else { "tool_calls" };
+            finish = if chosen == Chosen::Named { "stop" } else { "tool_calls" };
         }
         message["reasoning"] = Value::Null;
         json!({
@@ -166,7 +176,7 @@ struct Chunks {
     continuous: bool,
     /// Which answers have named the tool that they call.
     called: Vec<bool>,
-    named: bool,
+    chosen: Chosen,
 }
 
 impl Narrator for Chunks {
@@ -189,7 +199,7 @@ impl Narrator for Chunks {
         let logprobs = self.teller.logprobs(answer.tokens[told.clone()].iter().zip(&answer.pieces[told.clone()]));
         let mut choice = json!({"index": step.sequence, "delta": delta, "logprobs": logprobs, "finish_reason": null});
         if step.last {
-            let calls = self.called[step.sequence] && answer.complete && !self.named;
+            let calls = self.called[step.sequence] && answer.complete && self.chosen != Chosen::Named;
             choice["finish_reason"] = if calls { "tool_calls" } else { answer.finish_reason() }.into();
             choice["stop_reason"] = answer.stopped_by.clone().into();
         }
@@ -208,7 +218,8 @@ impl Narrator for Chunks {
         if self.usage {
             let used = self.teller.used(sequences, sequences.iter().map(|sequence| sequence.answer.tokens.len()).sum());
             let mut chunk = self.teller.chunk(json!([]));
-            chunk["usage"] = json!({"prompt_tokens": used.prompt, "total_tokens": used.prompt + used.output, "completion_tokens": used.output});
+            chunk["usage"] =
+                json!({"prompt_tokens": used.prompt, "total_tokens": used.prompt + used.output, "completion_tokens": used.output});
             if self.teller.details {
                 let mut details = json!({"cached_tokens": used.cached, "created_cache_tokens": used.created});
                 if !self.teller.media.is_empty() {

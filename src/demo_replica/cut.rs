@@ -74,8 +74,11 @@ impl http_body::Body for Cut {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // A known length of 0 would be sent as a whole, empty answer.
-        if self.at == At::BeforeHead { SizeHint::default() } else { self.inner.size_hint() }
+        match self.at {
+            // With a length of 0 there would be no body that could break off.
+            At::BeforeHead => SizeHint::default(),
+            _ => self.inner.size_hint(),
+        }
     }
 
     fn is_end_stream(&self) -> bool {

@@ -29,7 +29,11 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
         }
         None => inputs(ask::required(fields, "input")?),
     };
-    ask::check_model(&app, fields)?;
+    ask::check_model(&app, fields).map_err(|refusal| Refusal {
+        message: refusal.message.split(" Valid").next().unwrap_or_default().into(),
+        param: None,
+        ..refusal
+    })?;
     let dimensions = match ask::integer(fields, "dimensions")?.map(usize::try_from) {
         None => DIMENSIONS,
         Some(Ok(dimensions @ 1..=8_192)) => dimensions,

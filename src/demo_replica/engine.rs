@@ -75,18 +75,33 @@ impl Engine {
 
     /// Asks for the answer `output` to `prompt`. Nothing where both together are longer than the engine takes, or the prompt is empty.
     pub fn submit(&self, prompt: &[u32], output: &[u32], salt: Option<&str>) -> Option<Generation> {
+        self.submit_all(&[(prompt, output)], salt)?.pop()
+    }
+
+    /// The same for several prompts and their answers, between the same two steps. Nothing where one of them cannot be taken.
+    pub fn submit_all(&self, orders: &[(&[u32], &[u32])], salt: Option<&str>) -> Option<Vec<Generation>> {
         // Hashing takes a moment, so it does not hold up the engine.
-        let block_size = self.settings().block_size;
-        let blocks = blocks::hashes(prompt.iter().chain(output).copied(), block_size, salt);
-        let (sender, outputs) = mpsc::unbounded_channel();
+        let settings = self.settings();
+        let hashed: Vec<_> = orders
+            .iter()
+            .map(|(prompt, output)| blocks::hashes(prompt.iter().chain(*output).copied(), settings.block_size, salt))
+            .collect();
+        if orders.iter().any(|(prompt, output)| prompt.is_empty() || prompt.len() + output.len() > settings.max_model_len) {
+            return None;
+        }
+        let mut generations = Vec::with_capacity(orders.len());
         let mut state = self.state();
-        let id = state.next_id;
-        state.model.enqueue(Request { id, prompt_tokens: prompt.len(), output_tokens: output.len(), blocks }).ok()?;
-        state.next_id += 1;
-        state.waiting.insert(id, Waiting { admitted: Instant::now(), outputs: sender });
+        for ((prompt, output), blocks) in orders.iter().zip(hashed) {
+            let (sender, outputs) = mpsc::unbounded_channel();
+            let id = state.next_id;
+            state.model.enqueue(Request { id, prompt_tokens: prompt.len(), output_tokens: output.len(), blocks }).ok()?;
+            state.next_id += 1;
+            state.waiting.insert(id, Waiting { admitted: Instant::now(), outputs: sender });
+            generations.push(Generation { id, outputs, engine: self.clone() });
+        }
         drop(state);
         self.shared.arrival.notify_one();
-        Some(Generation { id, outputs, engine: self.clone() })
+        Some(generations)
     }
 
     /// How it was started.
@@ -186,7 +201,8 @@ mod tests {
     /// Steps of exactly 10 ms, whatever they do.
     fn start() -> Engine {
         let cost = Cost { step: 0.01, prefill_token: 0.0, prefill_context: 0.0, decode_sequence: 0.0, decode_context_token: 0.0 };
-        let (engine, driver) = Engine::new(Settings { blocks: 100, step_tokens: 64, max_model_len: 1_000, cost, ..Settings::default() }, |_| {});
+        let (engine, driver) =
+            Engine::new(Settings { blocks: 100, step_tokens: 64, max_model_len: 1_000, cost, ..Settings::default() }, |_| {});
         tokio::spawn(driver);
         engine
     }

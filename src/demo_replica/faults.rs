@@ -41,10 +41,18 @@ struct Fault {
 enum Kind {
     Stall,
     Cut(At),
-    Status { status: StatusCode, retry_after: Option<String>, body: bool },
-    SlowStart { until: Instant },
+    Status {
+        status: StatusCode,
+        retry_after: Option<String>,
+        body: bool,
+    },
+    SlowStart {
+        until: Instant,
+    },
     /// Steps are slowed down in the engine; this is before it.
-    Slow { delay: Duration },
+    Slow {
+        delay: Duration,
+    },
 }
 
 /// A fault as clients write it. Which fields go with which fault is checked in [`Asked::kind`].
@@ -134,7 +142,9 @@ impl Asked {
             Some(Value::String(at)) if at == "connect" => Ok(At::BeforeHead),
             Some(Value::String(at)) if at == "head" => Ok(At::Event(0)),
             Some(Value::String(at)) if at == "first_event" => Ok(At::Event(1)),
-            Some(Value::Number(events)) if events.is_u64() => Ok(At::Event(usize::try_from(events.as_u64().unwrap_or(0)).unwrap_or(usize::MAX))),
+            Some(Value::Number(events)) if events.is_u64() => {
+                Ok(At::Event(usize::try_from(events.as_u64().unwrap_or(0)).unwrap_or(usize::MAX)))
+            }
             Some(at) => Err(format!("at: {at} is not allowed; allowed: \"connect\", \"head\", \"first_event\", or a number of events")),
         }
     }

@@ -27,6 +27,8 @@ pub(super) struct Flight {
     entry: Entry,
     pub(super) sequences: Vec<Sequence>,
     max_tokens: usize,
+    /// Whose token is looked for first.
+    turn: usize,
 }
 
 /// One of them.
@@ -58,23 +60,32 @@ pub(super) struct Step {
 impl Flight {
     /// Puts all orders into the engine's queue.
     pub(super) fn launch(app: &Arc<App>, entry: Entry, orders: Vec<Order>, salt: Option<&str>, max_tokens: usize) -> Result<Self, Refusal> {
-        let mut sequences = Vec::with_capacity(orders.len());
-        let most = app.settings.engine.max_model_len;
-        for Order { prompt, answer } in orders {
-            let submitted = Instant::now();
-            let generation = app
-                .engine
-                .submit(&prompt, &answer.tokens, salt)
-                .ok_or_else(|| Refusal::too_long(prompt.len() + answer.tokens.len(), most, false))?;
-            sequences.push(Sequence { answer, prompt, cached_tokens: 0, generation, submitted, first: None, last_at: submitted, ended: false });
-        }
-        Ok(Self { app: Arc::clone(app), entry, sequences, max_tokens })
+        let submitted = Instant::now();
+        let parts: Vec<(&[u32], &[u32])> = orders.iter().map(|order| (&*order.prompt, order.answer.tokens.as_slice())).collect();
+        // Surfaces keep to the model's length; this is in case one does not.
+        let longest = parts.iter().map(|(prompt, answer)| prompt.len() + answer.len()).max().unwrap_or(0);
+        let generations =
+            app.engine.submit_all(&parts, salt).ok_or_else(|| Refusal::too_long(longest, app.settings.engine.max_model_len, false))?;
+        let sequence = |(Order { prompt, answer }, generation)| Sequence {
+            answer,
+            prompt,
+            cached_tokens: 0,
+            generation,
+            submitted,
+            first: None,
+            last_at: submitted,
+            ended: false,
+        };
+        let sequences = orders.into_iter().zip(generations).map(sequence).collect();
+        Ok(Self { app: Arc::clone(app), entry, sequences, max_tokens, turn: 0 })
     }
 
     /// The next token of any sequence; nothing when all have ended.
     pub(super) fn poll_next(&mut self, polled: &mut Context<'_>) -> Poll<Option<Step>> {
         let before_all = self.sequences.iter().all(|sequence| sequence.first.is_none());
-        for at in 0..self.sequences.len() {
+        // In turn, so that answers that come together are told together, even to a reader who is behind.
+        let turn = self.turn;
+        for at in (turn..self.sequences.len()).chain(0..turn) {
             let sequence = &mut self.sequences[at];
             if sequence.ended {
                 continue;
@@ -82,6 +93,7 @@ impl Flight {
             match sequence.generation.poll_next(polled) {
                 Poll::Ready(Some(output)) => {
                     self.count(at, output);
+                    self.turn = (at + 1) % self.sequences.len();
                     let token = output.generated.saturating_sub(1);
                     return Poll::Ready(Some(Step { sequence: at, token, first: before_all, last: output.finished }));
                 }

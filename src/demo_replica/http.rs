@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, SERVER, VARY};
+use axum::http::header::{ALLOW, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, DATE, HOST, HeaderMap, HeaderName, HeaderValue, LOCATION, SERVER, VARY};
 use axum::http::{Method, Response, StatusCode};
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
@@ -35,7 +35,7 @@ const LOAD_METRICS: HeaderName = HeaderName::from_static("endpoint-load-metrics"
 const LOAD_METRICS_FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 
 /// Paths, and the method that each takes. `/demo/` is ours, all else is vLLM's.
-const PATHS: [(&str, &str); 17] = [
+const PATHS: [(&str, &str); 21] = [
     ("/health", "GET"),
     ("/ping", "GET, POST"),
     ("/version", "GET"),
@@ -52,12 +52,15 @@ const PATHS: [(&str, &str); 17] = [
     ("/v1/messages", "POST"),
     ("/v1/embeddings", "POST"),
     ("/invocations", "POST"),
+    ("/v1/chat/completions/render", "POST"),
+    ("/v1/completions/render", "POST"),
+    ("/v1/messages/render", "POST"),
+    ("/v1/responses/render", "POST"),
     ("/demo/requests", "GET"),
 ];
 
 /// What the engine works for; faults and the journal are about these.
-const INFERENCE: [&str; 6] =
-    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/invocations"];
+const INFERENCE: [&str; 6] = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/invocations"];
 
 /// All paths.
 pub(super) fn routes(app: Arc<App>) -> Router {
@@ -89,6 +92,7 @@ pub(super) struct Reply {
     status: StatusCode,
     /// Fields that only some answers have.
     extra: HeaderMap,
+    late: Option<(HeaderName, HeaderValue)>,
     content_type: Option<&'static str>,
     body: Body,
 }
@@ -103,7 +107,7 @@ impl Reply {
     }
 
     pub(super) fn new(status: StatusCode, content_type: Option<&'static str>, body: Body) -> Self {
-        Self { status, extra: HeaderMap::new(), content_type, body }
+        Self { status, extra: HeaderMap::new(), late: None, content_type, body }
     }
 
     /// Without a body.
@@ -132,6 +136,12 @@ impl Reply {
         self
     }
 
+    /// With a field that uvicorn sends after the length.
+    fn after_length(mut self, name: HeaderName, value: &str) -> Self {
+        self.late = HeaderValue::from_str(value).ok().map(|value| (name, value));
+        self
+    }
+
     /// With the engine's load in the head, where the client asked for it (ORCA).
     pub(super) fn with_load(self, call: &Call) -> Self {
         let counts = call.app.engine.counts();
@@ -157,6 +167,9 @@ impl Reply {
         headers.extend(self.extra);
         if let Some(length) = length {
             headers.insert(CONTENT_LENGTH, length.into());
+        }
+        if let Some((name, value)) = self.late {
+            headers.insert(name, value);
         }
         if let Some(content_type) = self.content_type {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -198,8 +211,9 @@ async fn handle(State(app): State<Arc<App>>, request: Request) -> Response<Body>
 /// All that is not inference.
 async fn route(app: Arc<App>, request: Request, path: &str, id: Option<String>) -> Reply {
     let method = request.method().as_str();
-    let Some((_, allowed)) = PATHS.iter().chain(&faults::PATHS).find(|(known, _)| *known == path) else {
-        return detail(StatusCode::NOT_FOUND, "Not Found");
+    let find = |path: &str| PATHS.iter().chain(&faults::PATHS).find(|(known, _)| *known == path);
+    let Some((_, allowed)) = find(path) else {
+        return elsewhere(&request, path, path.strip_suffix('/').and_then(find).is_some());
     };
     if !allowed.split(", ").any(|known| known == method) {
         return detail(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed").with(ALLOW, allowed);
@@ -222,6 +236,10 @@ async fn route(app: Arc<App>, request: Request, path: &str, id: Option<String>) 
             Reply::new(StatusCode::OK, Some("text/plain; version=1.0.0; charset=utf-8"), Body::from(page))
         }
         "/v1/models" => models(&app),
+        path if path.ends_with("/render") => {
+            let message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.";
+            refused(&Refusal { status: StatusCode::FORBIDDEN, kind: "PermissionDeniedError", ..Refusal::bad(message) }, false)
+        }
         "/demo/requests" => Reply::json(&app.journal.show()),
         "/reset_prefix_cache" => Reply::json(&json!({"success": app.engine.reset_cache()})),
         _ => {
@@ -237,6 +255,18 @@ async fn route(app: Arc<App>, request: Request, path: &str, id: Option<String>) 
             };
             answered.unwrap_or_else(|refusal| refused(&refusal, anthropic))
         }
+    }
+}
+
+/// A path that is not known as it is.
+fn elsewhere(request: &Request, path: &str, known_without_slash: bool) -> Reply {
+    if known_without_slash {
+        let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        return Reply::empty(StatusCode::TEMPORARY_REDIRECT).after_length(LOCATION, &format!("http://{host}{}", path.trim_end_matches('/')));
+    }
+    match path.strip_prefix("/v1/responses/").map(|id| id.trim_end_matches("/cancel")) {
+        Some(id) if !id.contains('/') => refused(&Refusal::no_response(id), false),
+        _ => detail(StatusCode::NOT_FOUND, "Not Found"),
     }
 }
 
@@ -286,7 +316,8 @@ async fn fields(headers: &HeaderMap, body: Body) -> Result<Fields, Refusal> {
     if content_type.split(';').next() != Some("application/json") {
         return Err(Refusal::invalid("Unsupported Media Type: Only 'application/json' is allowed", None));
     }
-    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| Refusal::bad(format!("cannot read the body: {error}")))?.to_bytes();
+    let body =
+        Limited::new(body, MAX_BODY).collect().await.map_err(|error| Refusal::bad(format!("cannot read the body: {error}")))?.to_bytes();
     if body.is_empty() {
         return Err(Refusal::missing("body", "None"));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Form};
-use super::ask::{self, Ask, Fields};
+use super::ask::{self, Ask, Chosen, Fields};
 use super::chat::{Delta, Teller, Used, delta};
 use super::flight::{Flight, Sequence, Step};
 use super::http::{Call, Reply};
@@ -43,7 +43,7 @@ pub(super) fn count_tokens(call: &Call, fields: &Fields) -> Result<Reply, Refusa
 }
 
 /// The prompt, and the form of its answer.
-fn read(fields: &Fields) -> Result<(Prompt, (Form, bool)), Refusal> {
+fn read(fields: &Fields) -> Result<(Prompt, (Form, Chosen)), Refusal> {
     let mut messages = Vec::new();
     if let Some(system) = fields.get("system") {
         messages.push(Message { role: "system".into(), parts: prompt::parts(Some(system)), calls: vec![] });
@@ -61,7 +61,7 @@ fn read(fields: &Fields) -> Result<(Prompt, (Form, bool)), Refusal> {
     let schema = fields.get("output_config").map(|config| &config["format"]["schema"]).filter(|schema| schema.is_object());
     let form = match ask::choose(&tools, &choice, &messages)? {
         Some(called) => called,
-        None => (schema.map_or(Form::Text, |schema| Form::Json(Some(schema.clone()))), false),
+        None => (schema.map_or(Form::Text, |schema| Form::Json(Some(schema.clone()))), Chosen::Model),
     };
     Ok((ask::conversation(&messages, &tools)?, form))
 }

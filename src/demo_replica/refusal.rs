@@ -34,6 +34,13 @@ impl Refusal {
         Self { status: StatusCode::NOT_FOUND, kind: "NotFoundError", param: Some("model".into()), ..Self::bad(message) }
     }
 
+    /// A response that is not kept. None is.
+    pub(super) fn no_response(id: &str) -> Self {
+        let message = format!("Response with id '{id}' not found.");
+        let param = Some("response_id".into());
+        Self { status: StatusCode::NOT_FOUND, kind: "invalid_request_error", param, ..Self::bad(message) }
+    }
+
     /// A prompt of `tokens`, where the model takes `most`. What was text is only counted until it is too much.
     pub(super) fn too_long(tokens: usize, most: usize, text: bool) -> Self {
         let counted = if text { most + 1 } else { tokens };

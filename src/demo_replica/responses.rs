@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::answer::Form;
-use super::ask::{self, Ask, Fields};
+use super::ask::{self, Ask, Chosen, Fields};
 use super::chat::{Delta, Teller, Used, delta};
 use super::flight::{Sequence, Step};
 use super::http::{Call, Reply, hex};
@@ -34,9 +34,13 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
 }
 
 fn read(app: &super::App, fields: &Fields) -> Result<Ask, Refusal> {
-    let input = ask::required(fields, "input")?;
+    // vLLM has added an id by then, and counts it.
+    let input = fields.get("input").ok_or_else(|| Refusal::missing("body.input", &format!("<dict of {} items>", fields.len() + 1)))?;
     ask::salt(fields)?;
     ask::check_model(app, fields)?;
+    if let Some(previous) = ask::text(fields, "previous_response_id") {
+        return Err(Refusal::no_response(previous));
+    }
     let mut messages = Vec::new();
     if let Some(instructions) = ask::text(fields, "instructions") {
         messages.push(Message::text("system", instructions));
@@ -56,7 +60,7 @@ fn read(app: &super::App, fields: &Fields) -> Result<Ask, Refusal> {
         Some("json_schema") => Form::Json(Some(format["schema"].clone())),
         _ => ask::form(fields),
     };
-    let form = ask::choose(&tools, &choice, &messages)?.unwrap_or((form, false));
+    let form = ask::choose(&tools, &choice, &messages)?.unwrap_or((form, Chosen::Model));
     let prompt = ask::conversation(&messages, &tools)?;
     Ask::new(app, fields, prompt, form, &["max_output_tokens"])
 }

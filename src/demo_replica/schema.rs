@@ -54,7 +54,8 @@ impl Maker<'_> {
 
     fn object(&self, schema: &Map<String, Value>, depth: usize) -> Value {
         let properties = schema.get("properties").and_then(Value::as_object);
-        let required: Vec<&str> = schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        let required: Vec<&str> =
+            schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
         let mut object = Map::new();
         // In the order of the schema, as guided decoding has them.
         for (name, property) in properties.into_iter().flatten().filter(|(name, _)| required.contains(&name.as_str())) {

@@ -19,7 +19,8 @@ pub(super) fn tokenize(app: &App, fields: &Fields) -> Result<Reply, Refusal> {
         }
         None => tokens::encode(ask::required(fields, "prompt")?.as_str().unwrap_or_default()).collect(),
     };
-    let texts: Option<Vec<String>> = ask::flag(fields, "return_token_strs").then(|| tokens.iter().map(|token| tokens::decode(&[*token])).collect());
+    let texts: Option<Vec<String>> =
+        ask::flag(fields, "return_token_strs").then(|| tokens.iter().map(|token| tokens::decode(&[*token])).collect());
     let most = app.settings.engine.max_model_len;
     Ok(Reply::json(&json!({"count": tokens.len(), "max_model_len": most, "tokens": tokens, "token_strs": texts})))
 }

@@ -3,62 +3,61 @@
 //! Pure: it connects to nothing and reads no clock. Whoever has news brings them, with the time.
 
 pub mod health;
+mod membership;
 mod replica;
 mod ring;
 mod snapshot;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 pub use health::{Outcome, State};
-pub use replica::{Lease, Replica, ReplicaSpec};
+pub use membership::Membership;
+pub use replica::{Incarnation, Lease, Replica, ReplicaSpec};
 pub use ring::Ring;
 pub use snapshot::{Pool, Snapshot};
 
 use health::Health;
+use membership::Group;
 
 /// All replicas, their health and their pools.
 #[derive(Debug)]
 pub struct Fleet {
-    replicas: Vec<Arc<Replica>>,
-    health: Vec<Health>,
+    membership: Arc<Membership>,
+    /// By incarnation: that of a replica which left is gone, and no later one's is ever in its place.
+    health: HashMap<u64, Health>,
     settings: health::Settings,
-    all: Membership,
-    by_model: HashMap<String, Membership>,
-    any_name: Option<Membership>,
 }
-
-/// Members and ring of a pool. Pools with the same members share them.
-type Membership = Arc<(Vec<Arc<Replica>>, Arc<Ring>)>;
 
 impl Fleet {
     /// A fleet of replicas that nothing is known of yet. `hash_seed` seeds the rings.
     pub fn new(specs: Vec<ReplicaSpec>, settings: health::Settings, hash_seed: u64) -> Self {
-        let replicas: Vec<_> = specs.into_iter().enumerate().map(|(index, spec)| Replica::new(index, spec)).collect();
-        let mut known: HashMap<Vec<usize>, Membership> = HashMap::new();
-        let mut membership = |serves: &dyn Fn(&ReplicaSpec) -> bool| {
-            let members: Vec<_> = replicas.iter().filter(|replica| serves(replica.spec())).cloned().collect();
-            let indices = members.iter().map(|member| member.index()).collect();
-            let new = || {
-                let ring = Arc::new(Ring::new(members.iter().map(|member| member.spec()), hash_seed));
-                Arc::new((members, ring))
-            };
-            Arc::clone(known.entry(indices).or_insert_with(new))
-        };
-        let takes_any = |spec: &ReplicaSpec| spec.models.is_empty();
-        let all = membership(&|_| true);
-        let any_name = Some(membership(&takes_any)).filter(|any| !any.0.is_empty());
-        let models: HashSet<&String> = replicas.iter().flat_map(|replica| &replica.spec().models).collect();
-        let by_model =
-            models.into_iter().map(|model| (model.clone(), membership(&|spec| takes_any(spec) || spec.models.contains(model)))).collect();
-        let health = vec![Health::default(); replicas.len()];
-        Self { replicas, health, settings, all, by_model, any_name }
+        let mut fleet = Self { membership: Arc::new(Membership::empty(hash_seed)), health: HashMap::new(), settings };
+        fleet.adopt(Arc::new(fleet.membership.next(specs, true)));
+        fleet
     }
 
-    /// Takes note of `outcome`; the state before and after where it changed.
+    /// Who belongs to the fleet. The next membership is made out of this one.
+    pub fn membership(&self) -> &Arc<Membership> {
+        &self.membership
+    }
+
+    /// Goes on with `next`, which was made out of the present membership: who stays keeps its health, who is new has none, who left is
+    /// forgotten.
+    pub fn adopt(&mut self, next: Arc<Membership>) {
+        let mut known = std::mem::take(&mut self.health);
+        self.health = next
+            .replicas()
+            .iter()
+            .map(|replica| (replica.incarnation(), known.remove(&replica.incarnation()).unwrap_or_default()))
+            .collect();
+        self.membership = next;
+    }
+
+    /// Takes note of `outcome`; the state before and after where it changed. What is seen of a replica that has left changes nothing.
     pub fn observe(&mut self, replica: &Replica, outcome: Outcome, now: Instant) -> Option<(State, State)> {
-        let health = &mut self.health[replica.index()];
+        let health = self.health.get_mut(&replica.incarnation())?;
         let before = health.state();
         health.observe(outcome, now, &self.settings);
         (health.state() != before).then(|| (before, health.state()))
@@ -66,13 +65,17 @@ impl Fleet {
 
     /// The picture as of now.
     pub fn snapshot(&self) -> Snapshot {
-        let states: Vec<State> = self.health.iter().map(Health::state).collect();
-        let pool = |membership: &Membership| Pool::new(membership.0.clone(), Arc::clone(&membership.1), &states);
+        let states: HashMap<u64, State> = self.health.iter().map(|(&incarnation, health)| (incarnation, health.state())).collect();
+        let Membership { replicas, complete, all, by_model, any_name, nobody, .. } = &*self.membership;
+        let is_up = |replica: &Replica| states.get(&replica.incarnation()) == Some(&State::Up);
+        let pool = |group: &Group| Pool::new(Arc::clone(&group.members), Arc::clone(&group.ring), is_up);
         Snapshot {
-            all: pool(&self.all),
-            by_model: self.by_model.iter().map(|(model, membership)| (model.clone(), pool(membership))).collect(),
-            any_name: self.any_name.as_ref().map(pool),
-            replicas: self.replicas.clone(),
+            all: pool(all),
+            by_model: by_model.iter().map(|(model, group)| (model.clone(), pool(group))).collect(),
+            any_name: any_name.as_ref().map(pool),
+            nobody: pool(nobody),
+            replicas: Arc::clone(replicas),
+            complete: *complete,
             states,
         }
     }
@@ -96,7 +99,7 @@ mod tests {
     }
 
     fn members(snapshot: &Snapshot, model: Option<&str>) -> Option<Vec<usize>> {
-        snapshot.pool(model).map(|pool| pool.members().iter().map(|member| member.index()).collect())
+        snapshot.pool(model).map(|pool| pool.members().iter().map(|member| member.incarnation() as usize).collect())
     }
 
     #[test]
@@ -171,7 +174,7 @@ mod tests {
                     }
                 }
                 for replica in &replicas {
-                    let expected = leases.iter().filter(|lease| Arc::ptr_eq(lease.replica(), replica)).count();
+                    let expected = leases.iter().filter(|lease| lease.replica().is(replica)).count();
                     prop_assert_eq!(replica.outstanding(), expected as u64);
                 }
             }

@@ -3,12 +3,12 @@
 //! A replica knows no state: whether it may be chosen is the snapshot's business.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::units::Weight;
 
-/// A replica as configured.
+/// A replica as configured, or as discovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaSpec {
     /// Its identity on the ring, in metrics and in headers: the configured name, else host and port as written. Unique in a fleet.
@@ -21,23 +21,53 @@ pub struct ReplicaSpec {
     pub models: Vec<String>,
 }
 
-/// An engine server for as long as it is in the fleet (an incarnation: one that leaves and comes back is a new one).
-pub struct Replica {
-    index: usize,
-    spec: ReplicaSpec,
+/// An engine server's stay in the fleet, from when it joins to when it leaves. One that comes back is another incarnation: nothing that is known
+/// or counted of the earlier one reaches it.
+#[derive(Debug)]
+pub struct Incarnation {
+    number: u64,
     /// Requests in flight. Relaxed everywhere: the count orders nothing but itself.
     outstanding: AtomicU64,
 }
 
+impl Incarnation {
+    /// Requests in flight, counted by this router.
+    pub fn outstanding(&self) -> u64 {
+        self.outstanding.load(Ordering::Relaxed)
+    }
+}
+
+/// An engine server in the fleet: an incarnation, and what is configured for it. Where the latter changes, a new `Replica` goes on with the same
+/// incarnation.
+pub struct Replica {
+    spec: ReplicaSpec,
+    incarnation: Arc<Incarnation>,
+}
+
 impl Replica {
-    /// A replica with nothing in flight; `index` is its place in the fleet.
-    pub fn new(index: usize, spec: ReplicaSpec) -> Arc<Self> {
-        Arc::new(Self { index, spec, outstanding: AtomicU64::new(0) })
+    /// A replica with nothing in flight. No two of a fleet's incarnations ever have the same `number`.
+    pub(super) fn new(number: u64, spec: ReplicaSpec) -> Arc<Self> {
+        Arc::new(Self { spec, incarnation: Arc::new(Incarnation { number, outstanding: AtomicU64::new(0) }) })
     }
 
-    /// Its place in the fleet.
-    pub fn index(&self) -> usize {
-        self.index
+    /// The same incarnation as `spec` says from now on.
+    pub(super) fn respecified(&self, spec: ReplicaSpec) -> Arc<Self> {
+        Arc::new(Self { spec, incarnation: Arc::clone(&self.incarnation) })
+    }
+
+    /// The number of its incarnation, which no other one has or will have.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation.number
+    }
+
+    /// Tells, by being alive, that somebody may still count requests on this incarnation.
+    pub fn watch(&self) -> Weak<Incarnation> {
+        Arc::downgrade(&self.incarnation)
+    }
+
+    /// Whether both are one incarnation, whatever is configured for it.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.incarnation, &other.incarnation)
     }
 
     /// Its identity.
@@ -57,18 +87,19 @@ impl Replica {
 
     /// Requests in flight, counted by this router.
     pub fn outstanding(&self) -> u64 {
-        self.outstanding.load(Ordering::Relaxed)
+        self.incarnation.outstanding()
     }
 
     /// Counts one request, whatever the count is.
     pub fn lease(self: &Arc<Self>) -> Lease {
-        self.outstanding.fetch_add(1, Ordering::Relaxed);
+        self.incarnation.outstanding.fetch_add(1, Ordering::Relaxed);
         Lease { replica: Arc::clone(self) }
     }
 
     /// Counts one request unless `limit` are in flight already. Checked and counted in one step, so no two slip through one gate.
     pub fn lease_below(self: &Arc<Self>, limit: u64) -> Option<Lease> {
-        self.outstanding
+        self.incarnation
+            .outstanding
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < limit).then_some(count + 1))
             .is_ok()
             .then(|| Lease { replica: Arc::clone(self) })
@@ -96,6 +127,6 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.replica.outstanding.fetch_sub(1, Ordering::Relaxed);
+        self.replica.incarnation.outstanding.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -5,18 +5,22 @@ use std::sync::Arc;
 
 use super::{Replica, Ring, State};
 
+/// Some replicas, shared by all pictures in which they are the same.
+pub(super) type Members = Arc<[Arc<Replica>]>;
+
 /// The replicas that serve one model, with what a choice among them needs.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    members: Vec<Arc<Replica>>,
+    members: Members,
     /// Whether a request may go to the member now.
     usable: Vec<bool>,
     ring: Arc<Ring>,
 }
 
 impl Pool {
-    pub(super) fn new(members: Vec<Arc<Replica>>, ring: Arc<Ring>, states: &[State]) -> Self {
-        let mut usable: Vec<bool> = members.iter().map(|member| states[member.index()] == State::Up).collect();
+    /// `up` tells whether a member is up.
+    pub(super) fn new(members: Members, ring: Arc<Ring>, up: impl Fn(&Replica) -> bool) -> Self {
+        let mut usable: Vec<bool> = members.iter().map(|member| up(member)).collect();
         if !usable.contains(&true) {
             // Nobody is known to be up. A try may fail; not trying fails surely.
             usable.fill(true);
@@ -24,7 +28,7 @@ impl Pool {
         Self { members, usable, ring }
     }
 
-    /// All members, in the order of the configuration.
+    /// All members, in the order of the membership.
     pub fn members(&self) -> &[Arc<Replica>] {
         &self.members
     }
@@ -43,35 +47,41 @@ impl Pool {
 /// The fleet at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
-    pub(super) replicas: Vec<Arc<Replica>>,
-    pub(super) states: Vec<State>,
+    pub(super) replicas: Members,
+    pub(super) states: HashMap<u64, State>,
+    /// Whether the picture of who serves what is whole.
+    pub(super) complete: bool,
     /// All replicas: for requests that name no model.
     pub(super) all: Pool,
     /// For each model that some replica lists: the replicas that list it or take any name.
     pub(super) by_model: HashMap<String, Pool>,
     /// The replicas that take any name: for models that nobody lists.
     pub(super) any_name: Option<Pool>,
+    /// A pool without members.
+    pub(super) nobody: Pool,
 }
 
 impl Snapshot {
-    /// All replicas, in the order of the configuration.
+    /// All replicas, in the order of the membership.
     pub fn replicas(&self) -> &[Arc<Replica>] {
         &self.replicas
     }
 
-    /// The state of a replica.
-    pub fn state(&self, replica: &Replica) -> State {
-        self.states[replica.index()]
+    /// The state of a replica; `None` where it is not, or no longer, in the fleet.
+    pub fn state(&self, replica: &Replica) -> Option<State> {
+        self.states.get(&replica.incarnation()).copied()
     }
 
     /// Whether any replica is up.
     pub fn any_up(&self) -> bool {
-        self.states.contains(&State::Up)
+        self.states.values().any(|&state| state == State::Up)
     }
 
-    /// The pool for a request that names `model`; `None` where all replicas say what they serve and none serves it.
+    /// The pool for a request that names `model`; `None` where all replicas say what they serve and none serves it. As long as replicas may be
+    /// missing from the picture, a model that nobody serves has an empty pool.
     pub fn pool(&self, model: Option<&str>) -> Option<&Pool> {
         let Some(model) = model else { return Some(&self.all) };
-        self.by_model.get(model).or(self.any_name.as_ref())
+        let known = self.by_model.get(model).or(self.any_name.as_ref());
+        known.or((!self.complete).then_some(&self.nobody))
     }
 }

@@ -50,6 +50,12 @@ pub(super) enum Forwarded {
     Busy(Busy),
 }
 
+/// A choice, and the connections to the replica chosen, from one picture.
+struct Chosen {
+    choice: Choice,
+    upstream: Arc<Upstream>,
+}
+
 /// Why a try brought no answer.
 enum Failure {
     Sending(SendError),
@@ -84,12 +90,13 @@ impl<'a> Forward<'a> {
     /// Brings the answer of the first replica that gives one.
     pub(super) async fn run(mut self, record: &mut Record) -> Result<Forwarded, ProxyError> {
         self.proxy.budget.deposit(now());
-        let mut choice = self.choose()?.ok_or(ProxyError::NoReplica)?;
+        let mut chosen = self.choose()?.ok_or(ProxyError::NoReplica)?;
         let mut busy = None;
         loop {
+            let Chosen { choice, upstream } = chosen;
             self.note(&choice, record);
             let reason = choice.reason;
-            let (cause, error) = match self.attempt(choice).await {
+            let (cause, error) = match self.attempt(choice.lease, upstream).await {
                 Ok(answer) if is_busy(answer.head.status) => {
                     record.metrics().failed(answer.lease.replica(), UpstreamError::Busy);
                     if !self.repeatable || !self.may_retry() || !self.is_another(|_, _| true) {
@@ -107,7 +114,7 @@ impl<'a> Forward<'a> {
                 Err(failure) => self.assess(&failure, record),
             };
             match cause.map(|cause| self.next(cause, record)).transpose()?.flatten() {
-                Some(next) => choice = next,
+                Some(next) => chosen = next,
                 None => {
                     let busy = busy.ok_or(error)?;
                     (record.replica, record.reason) = (Some(busy.replica.clone()), Some(busy.reason));
@@ -118,20 +125,25 @@ impl<'a> Forward<'a> {
     }
 
     /// Picks a replica that was not tried yet, on the picture as of now.
-    fn choose(&self) -> Result<Option<Choice>, ProxyError> {
+    fn choose(&self) -> Result<Option<Chosen>, ProxyError> {
         let parties = &self.proxy.parties;
-        let snapshot = parties.fleet.snapshot();
+        let view = parties.fleet.view();
         let model = self.ask.model.as_deref();
-        let pool = snapshot.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        Ok(parties.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried), &mut rand::rng()))
+        let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
+        let choice = parties.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried), &mut rand::rng());
+        Ok(choice.and_then(|choice| {
+            // Everybody in the picture can be reached.
+            let upstream = Arc::clone(view.upstream(choice.lease.replica())?);
+            Some(Chosen { choice, upstream })
+        }))
     }
 
     /// The next replica to try after a failure, where settings and budget allow one.
-    fn next(&self, cause: RetryCause, record: &mut Record) -> Result<Option<Choice>, ProxyError> {
+    fn next(&self, cause: RetryCause, record: &mut Record) -> Result<Option<Chosen>, ProxyError> {
         if !self.may_retry() {
             return Ok(None);
         }
-        let Some(choice) = self.choose()? else { return Ok(None) };
+        let Some(chosen) = self.choose()? else { return Ok(None) };
         // What asks a living fleet for more has to be paid for; `ejected` has done so before it gave a replica up. What died with its replica
         // is asked of nobody any more: sending it again adds no load.
         if cause == RetryCause::Busy && !self.proxy.budget.withdraw(now()) {
@@ -140,7 +152,7 @@ impl<'a> Forward<'a> {
         }
         record.metrics().retried(cause);
         record.failed_on(cause);
-        Ok(Some(choice))
+        Ok(Some(chosen))
     }
 
     fn note(&mut self, choice: &Choice, record: &mut Record) {
@@ -164,19 +176,19 @@ impl<'a> Forward<'a> {
 
     /// Whether a replica that was not tried yet, and is `good`, could be chosen.
     fn is_another(&self, good: impl Fn(&Snapshot, &Replica) -> bool) -> bool {
-        let snapshot = self.proxy.parties.fleet.snapshot();
-        let pool = snapshot.pool(self.ask.model.as_deref());
-        pool.is_some_and(|pool| Candidates::new(pool, &self.tried).iter().any(|other| good(&snapshot, other)))
+        let view = self.proxy.parties.fleet.view();
+        let pool = view.pool(self.ask.model.as_deref());
+        pool.is_some_and(|pool| Candidates::new(pool, &self.tried).iter().any(|other| good(&view, other)))
     }
 
     /// One try, from sending to the first byte.
-    async fn attempt(&self, choice: Choice) -> Result<Answer, Failure> {
+    async fn attempt(&self, lease: Lease, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
         let limit = self.proxy.settings.first_byte_timeout;
         let first_byte_by = (!limit.is_zero()).then(|| Instant::now() + limit);
-        let replica = Arc::clone(choice.lease.replica());
+        let replica = Arc::clone(lease.replica());
         tokio::select! {
             biased;
-            answer = self.send(choice.lease, first_byte_by) => answer,
+            answer = self.send(lease, upstream, first_byte_by) => answer,
             () = self.ejected(&replica) => Err(Failure::Ejected),
             () = until(first_byte_by) => Err(Failure::FirstByteTimeout),
             () = self.proxy.parties.cut.cancelled() => Err(Failure::Cut),
@@ -185,9 +197,8 @@ impl<'a> Forward<'a> {
 
     /// Sends, and holds a successful head until the first piece of the body is here: an engine sends the head of a stream before it has
     /// done anything for it.
-    async fn send(&self, lease: Lease, first_byte_by: Option<Instant>) -> Result<Answer, Failure> {
+    async fn send(&self, lease: Lease, upstream: Arc<Upstream>, first_byte_by: Option<Instant>) -> Result<Answer, Failure> {
         let proxy = self.proxy;
-        let upstream = Arc::clone(&proxy.parties.upstreams[lease.replica().index()]);
         let stale = || proxy.parties.metrics.retried(RetryCause::Stale);
         let resend = self.repeatable && self.is_replayable();
         let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
@@ -210,8 +221,9 @@ impl<'a> Forward<'a> {
         let fleet = &self.proxy.parties.fleet;
         let mut changes = fleet.changes();
         loop {
-            let is_out = fleet.snapshot().state(replica) == State::Down;
-            if is_out && self.is_another(|snapshot, other| snapshot.state(other) == State::Up) && self.proxy.budget.withdraw(now()) {
+            // One that has left the fleet is not out: it ends what it has begun.
+            let is_out = fleet.view().state(replica) == Some(State::Down);
+            if is_out && self.is_another(|snapshot, other| snapshot.state(other) == Some(State::Up)) && self.proxy.budget.withdraw(now()) {
                 return;
             }
             if changes.changed().await.is_err() {

@@ -43,7 +43,7 @@ pub(super) async fn answer(proxy: &Proxy, surface: Surface, head: &Parts) -> Opt
 fn health(proxy: &Proxy) -> Result<Response, ProxyError> {
     if *proxy.parties.draining.borrow() {
         Err(ProxyError::Draining)
-    } else if proxy.parties.fleet.snapshot().any_up() {
+    } else if proxy.parties.fleet.view().any_up() {
         Ok(Response::new(Body::empty()))
     } else {
         Err(ProxyError::NoReplica)
@@ -110,16 +110,15 @@ fn json(status: StatusCode, body: impl Into<Body>) -> Response {
 
 /// Asks every replica that can be used, all at once, with the caller's credentials.
 async fn ask_all(proxy: &Proxy, path: &'static str, authorization: Option<&HeaderValue>) -> Vec<(Arc<Replica>, Told)> {
-    let snapshot = proxy.parties.fleet.snapshot();
-    let Some(pool) = snapshot.pool(None) else { return Vec::new() };
+    let view = proxy.parties.fleet.view();
+    let Some(pool) = view.pool(None) else { return Vec::new() };
     // Dropped with this future, when the client leaves: then nobody is asked any longer.
     let mut answers = JoinSet::new();
     let mut told: Vec<(Arc<Replica>, Told)> = Vec::with_capacity(pool.members().len());
     for (index, replica) in pool.members().iter().enumerate() {
         told.push((Arc::clone(replica), None));
-        if pool.is_usable(index) {
-            let upstream = Arc::clone(&proxy.parties.upstreams[replica.index()]);
-            let authorization = authorization.cloned();
+        if let (true, Some(upstream)) = (pool.is_usable(index), view.upstream(replica)) {
+            let (upstream, authorization) = (Arc::clone(upstream), authorization.cloned());
             answers.spawn(async move { (index, timeout(PATIENCE, upstream.get(path, authorization, MAX_ANSWER)).await) });
         }
     }

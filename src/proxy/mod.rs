@@ -28,7 +28,7 @@ use crate::live::LiveFleet;
 use crate::request::{self, Ask, Dialect, Refusal, Surface};
 use crate::routing::Chooser;
 use crate::telemetry::{Metrics, Record};
-use crate::upstream::{Outgoing, Upstream};
+use crate::upstream::Outgoing;
 use body::Inbound;
 use budget::Budget;
 use error::ProxyError;
@@ -87,10 +87,8 @@ impl Default for Settings {
 
 /// What the request path needs of the rest.
 pub struct Parties {
-    /// Who can serve.
+    /// Who can serve, and how to reach them.
     pub fleet: Arc<LiveFleet>,
-    /// The connections to each replica, at its place in the fleet.
-    pub upstreams: Vec<Arc<Upstream>>,
     /// Who is chosen.
     pub chooser: Chooser,
     /// Where counts go.

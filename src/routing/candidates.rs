@@ -24,7 +24,7 @@ impl<'a> Candidates<'a> {
         !self.tried.is_empty()
     }
 
-    /// All of them, in the order of the configuration.
+    /// All of them, in the order of the membership.
     pub fn iter(&self) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a> {
         let this = *self;
         (0..this.pool.members().len()).filter_map(move |index| this.at(index))
@@ -43,7 +43,7 @@ impl<'a> Candidates<'a> {
 
     fn at(&self, index: usize) -> Option<&'a Arc<Replica>> {
         let member = &self.pool.members()[index];
-        let tried = self.tried.iter().any(|tried| Arc::ptr_eq(tried, member));
+        let tried = self.tried.iter().any(|tried| tried.is(member));
         (self.pool.is_usable(index) && !tried).then_some(member)
     }
 }

@@ -55,7 +55,7 @@ impl Strategy for PrefixAware {
             return Some(Choice { lease, reason });
         }
         let replica = self.overflow(key, candidates)?;
-        let reason = if Arc::ptr_eq(replica, first) { reason } else { Reason::Overflow };
+        let reason = if replica.is(first) { reason } else { Reason::Overflow };
         Some(Choice { lease: replica.lease(), reason })
     }
 }

@@ -47,7 +47,7 @@ impl Scene {
 
     /// Index and reason of one choice, whose lease is dropped again.
     fn choose(&self, chooser: &Chooser, placement: Placement, tried: &[usize], seed: u64) -> Option<(usize, Reason)> {
-        self.keep(chooser, placement, tried, seed).map(|choice| (choice.lease.replica().index(), choice.reason))
+        self.keep(chooser, placement, tried, seed).map(|choice| (choice.lease.replica().incarnation() as usize, choice.reason))
     }
 
     fn keep(&self, chooser: &Chooser, placement: Placement, tried: &[usize], seed: u64) -> Option<Choice> {
@@ -125,7 +125,7 @@ fn the_gate_closes_on_reaching_the_threshold() {
     let key = 77;
     let home = scene.order(key)[0];
     let kept: Vec<_> = (0..3).map(|_| scene.keep(&chooser, by(key), &[], 0).expect("somebody")).collect();
-    assert!(kept.iter().all(|choice| choice.lease.replica().index() == home && choice.reason == Reason::Home));
+    assert!(kept.iter().all(|choice| choice.lease.replica().incarnation() as usize == home && choice.reason == Reason::Home));
     let (other, reason) = scene.choose(&chooser, by(key), &[], 0).expect("somebody");
     assert_eq!((other == home, reason), (false, Reason::Overflow));
     drop(kept);
@@ -246,7 +246,7 @@ proptest! {
             let scene = scene(&replicas);
             let before: Vec<_> = scene.snapshot.replicas().iter().map(|replica| replica.outstanding()).collect();
             let choice = scene.keep(&chooser(strategy, threshold, overflow), by(key), &[], key).expect("there are candidates");
-            let chosen = choice.lease.replica().index();
+            let chosen = choice.lease.replica().incarnation() as usize;
             prop_assert!(replicas[chosen].2 || !anyone_up);
             for (index, replica) in scene.snapshot.replicas().iter().enumerate() {
                 prop_assert_eq!(replica.outstanding(), before[index] + u64::from(index == chosen));

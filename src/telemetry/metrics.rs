@@ -1,13 +1,14 @@
-//! Every series that the router publishes, each with its labels. All labels come from closed lists or from the configuration, so that no
-//! client can add a series.
+//! Every series that the router publishes, each with its labels. All labels come from closed lists, from the configuration, or from the fleet, so
+//! that no client can add a series; those of a replica that has left go when nobody can count on it any more.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
 
-use crate::fleet::{Replica, Snapshot, State};
+use crate::fleet::{Incarnation, Replica, Snapshot, State};
 use crate::routing::Reason;
 
 /// What a client that left is called in the log; it has a counter of its own.
@@ -104,11 +105,22 @@ pub struct Metrics {
     replica_state: IntGaugeVec,
     errors: IntCounterVec,
     retries_refused: IntCounter,
+    lookups: IntCounterVec,
+    discovered: IntGaugeVec,
+    answered: GaugeVec,
+    /// The incarnations that are, or were, in the fleet, as long as somebody may count on them.
+    shown: Mutex<HashMap<u64, Shown>>,
+}
+
+/// An incarnation that has series.
+struct Shown {
+    name: String,
+    incarnation: Weak<Incarnation>,
 }
 
 impl Metrics {
-    /// All series at zero; those of `replicas` are there from the start, so that a dashboard shows them before anything happens.
-    pub fn new(replicas: &[Arc<Replica>]) -> prometheus::Result<Arc<Self>> {
+    /// All series at zero.
+    pub fn new() -> prometheus::Result<Arc<Self>> {
         let registry = Registry::new();
         let counter = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<IntCounterVec> {
             let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
@@ -153,6 +165,15 @@ impl Metrics {
             )?,
             retries_refused: IntCounter::new("prefix_router_retries_refused_total", "Retries that the budget did not allow.")?,
             replica_state: gauge("prefix_router_replica_state", "1 for the state that a replica is in.", &["replica", "state"])?,
+            lookups: counter("prefix_router_discovery_lookups_total", "Lookups of a source of replicas by result.", &["source", "result"])?,
+            discovered: gauge("prefix_router_discovery_replicas", "Replicas in a source's last good answer.", &["source"])?,
+            answered: {
+                let name = "prefix_router_discovery_last_success_timestamp_seconds";
+                let gauge = GaugeVec::new(Opts::new(name, "Time of a source's last good answer, since the epoch."), &["source"])?;
+                registry.register(Box::new(gauge.clone()))?;
+                gauge
+            },
+            shown: Mutex::default(),
             registry: registry.clone(),
         };
         registry.register(Box::new(metrics.client_aborts.clone()))?;
@@ -161,22 +182,46 @@ impl Metrics {
         let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         registry.register(Box::new(build))?;
-        metrics.show(replicas);
+        for cause in RetryCause::ALL {
+            metrics.retries.with_label_values(&[cause.label()]);
+        }
         Ok(Arc::new(metrics))
     }
 
-    /// Makes the series of known replicas and causes visible at zero.
-    fn show(&self, replicas: &[Arc<Replica>]) {
+    /// Makes the series of `replicas` visible at zero, so that a dashboard shows them before anything happens. To be called before a request can
+    /// reach them: what is not known here may lose its series at any time.
+    pub fn show(&self, replicas: &[Arc<Replica>]) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for replica in replicas {
+            if shown.contains_key(&replica.incarnation()) {
+                continue;
+            }
             for reason in Reason::ALL {
                 self.choices.with_label_values(&[replica.name(), reason.label()]);
             }
             for kind in UpstreamError::ALL {
                 self.upstream_errors.with_label_values(&[replica.name(), kind.label()]);
             }
+            shown.insert(replica.incarnation(), Shown { name: replica.name().to_owned(), incarnation: replica.watch() });
         }
-        for cause in RetryCause::ALL {
-            self.retries.with_label_values(&[cause.label()]);
+    }
+
+    /// Makes the series of a source of replicas visible at zero.
+    pub fn show_source(&self, source: &str, results: &[&str]) {
+        for result in results {
+            self.lookups.with_label_values(&[source, result]);
+        }
+        self.discovered.with_label_values(&[source]);
+        self.answered.with_label_values(&[source]);
+    }
+
+    /// Counts a lookup of a source; `replicas` where it was answered.
+    pub fn looked_up(&self, source: &str, result: &str, replicas: Option<usize>) {
+        self.lookups.with_label_values(&[source, result]).inc();
+        if let Some(replicas) = replicas {
+            self.discovered.with_label_values(&[source]).set(replicas as i64);
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.answered.with_label_values(&[source]).set(now.as_secs_f64());
         }
     }
 
@@ -225,16 +270,49 @@ impl Metrics {
 
     /// The text that Prometheus scrapes. What the fleet itself counts is read at this moment.
     pub fn render(&self, fleet: &Snapshot) -> prometheus::Result<String> {
-        for replica in fleet.replicas() {
-            let outstanding = i64::try_from(replica.outstanding()).unwrap_or(i64::MAX);
-            self.outstanding.with_label_values(&[replica.name()]).set(outstanding);
+        // Held to the end: two who scrape at once must not see one another's half-written picture.
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outstanding: HashMap<&str, u64> = HashMap::new();
+        for Shown { name, incarnation } in shown.values() {
+            if let Some(incarnation) = incarnation.upgrade() {
+                // A replica that has left and one that came under its name share the series.
+                *outstanding.entry(name).or_default() += incarnation.outstanding();
+            }
+        }
+        for (name, &count) in &outstanding {
+            self.outstanding.with_label_values(&[name]).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        let present: HashSet<&str> = fleet.replicas().iter().map(|replica| replica.name()).collect();
+        for Shown { name, .. } in shown.values().filter(|shown| !present.contains(shown.name.as_str())) {
             for state in State::ALL {
-                let now = i64::from(fleet.state(replica) == state);
+                // Fails where there is none any more, which is as it should be.
+                let _ = self.replica_state.remove_label_values(&[name, state.label()]);
+            }
+            if !outstanding.contains_key(name.as_str()) {
+                self.forget(name);
+            }
+        }
+        shown.retain(|_, shown| shown.incarnation.strong_count() > 0);
+        for replica in fleet.replicas() {
+            for state in State::ALL {
+                let now = i64::from(fleet.state(replica) == Some(state));
                 self.replica_state.with_label_values(&[replica.name(), state.label()]).set(now);
             }
         }
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        drop(shown);
         Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Removes what is counted of a replica that has left and on which nobody can count any more.
+    fn forget(&self, name: &str) {
+        let _ = self.outstanding.remove_label_values(&[name]);
+        for reason in Reason::ALL {
+            let _ = self.choices.remove_label_values(&[name, reason.label()]);
+        }
+        for kind in UpstreamError::ALL {
+            let _ = self.upstream_errors.remove_label_values(&[name, kind.label()]);
+        }
     }
 }

@@ -62,6 +62,13 @@ impl Client {
         Response { status: head.status(), head, body }
     }
 
+    /// The response, if the other side does not close before it has sent a head.
+    pub(crate) async fn try_response(&mut self, method: &str) -> Option<Response> {
+        let head = within("head of a response, or an end", self.buffer.head(&mut self.stream)).await?;
+        let body = self.body(&head, method).await;
+        Some(Response { status: head.status(), head, body })
+    }
+
     /// The next head, of an interim response too.
     pub(crate) async fn head(&mut self) -> Head {
         within("head of a response", self.buffer.head(&mut self.stream)).await.expect("the router answers before it closes")

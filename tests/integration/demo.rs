@@ -27,7 +27,10 @@ fn strategies_get_the_same_requests_and_their_figures_stand_side_by_side() {
         assert!(shares.len() == 3 && (shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{name}: {shares:?}");
         let first = |quantile: &str| one["first_token_ms"][quantile].as_f64().expect("a time");
         let total = one["total_ms"]["p50"].as_f64().expect("a time");
-        assert!(0.0 < first("p50") && first("p50") <= first("p90") && first("p90") <= first("p99") && first("p50") < total, "{name}: {one}");
+        assert!(
+            0.0 < first("p50") && first("p50") <= first("p90") && first("p90") <= first("p99") && first("p50") < total,
+            "{name}: {one}"
+        );
     }
     let hit_rate = |name: &str| strategies[name]["hit_rate"].as_f64().expect("a share");
     // Two seconds are mostly cold; still, a document asked about again on the same replica is found there.
@@ -41,7 +44,9 @@ fn the_table_names_what_was_done() {
     let output = run(program().args(["demo", "--replicas", "2", "--seconds", "1", "--workload", "unique"]));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", said(&output));
-    for part in ["2 simulated replicas", "never repeat", "Time to first token  p50", "prefix_aware", "Overflow", "prefix_aware against random:"] {
+    for part in
+        ["2 simulated replicas", "never repeat", "Time to first token  p50", "prefix_aware", "Overflow", "prefix_aware against random:"]
+    {
         assert!(text.contains(part), "{part} is not in {text}");
     }
 }
@@ -79,7 +84,8 @@ async fn it_can_be_kept_up_and_tried() {
         assert!(said.contains(part), "{part} is not in {said}");
     }
     let body = r#"{"model": "demo-model", "max_tokens": 3, "messages": [{"role": "user", "content": "Good morning"}]}"#;
-    let answer = Client::connect(serving.traffic).await.request("POST", "/v1/chat/completions", "content-type: application/json\r\n", body).await;
+    let answer =
+        Client::connect(serving.traffic).await.request("POST", "/v1/chat/completions", "content-type: application/json\r\n", body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert!(answer.replica().starts_with("replica-"), "{}", answer.replica());
     assert_eq!(answer.reason(), "home");

@@ -1,13 +1,15 @@
 //! The router on real sockets: scripted replicas behind it, clients that see every byte before it.
 //!
-//! `wire`, `replica`, `client`, `h2` and `support` are the tools; each other module holds the tests of one group of rules.
+//! `wire`, `replica`, `client`, `dns`, `h2` and `support` are the tools; each other module holds the tests of one group of rules.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod answers;
 mod client;
+mod dns;
 mod h2;
 mod replica;
+mod simulated;
 mod support;
 mod wire;
 
@@ -16,6 +18,7 @@ mod bodies;
 mod cancel;
 mod command;
 mod demo;
+mod discovery;
 mod drain;
 mod endpoints;
 mod exposure;
@@ -24,9 +27,13 @@ mod headers;
 mod health;
 mod loss;
 mod metrics;
+mod names;
 mod recorded;
 mod retry;
 mod routing;
+mod simulated_cache;
+mod simulated_faults;
+mod simulated_shapes;
 mod statuses;
 mod streaming;
 mod stuck;

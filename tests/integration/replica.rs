@@ -103,9 +103,21 @@ impl Replica {
         replica
     }
 
+    /// One that listens at this address, and is called by it.
+    pub(crate) fn start_at(addr: SocketAddr, script: impl Fn(&Request) -> Vec<Step> + Send + Sync + 'static) -> Self {
+        let socket = bind(addr);
+        let addr = socket.local_addr().expect("a bound socket has an address");
+        let replica = Self::bound(Box::leak(addr.to_string().into_boxed_str()), socket, script);
+        replica.restart();
+        replica
+    }
+
     /// One that refuses connections until `restart`.
     pub(crate) fn refusing(name: &'static str, script: impl Fn(&Request) -> Vec<Step> + Send + Sync + 'static) -> Self {
-        let socket = bind(SocketAddr::from(([127, 0, 0, 1], 0)));
+        Self::bound(name, bind(SocketAddr::from(([127, 0, 0, 1], 0))), script)
+    }
+
+    fn bound(name: &'static str, socket: TcpSocket, script: impl Fn(&Request) -> Vec<Step> + Send + Sync + 'static) -> Self {
         let state = State {
             script: Mutex::new(Arc::new(script)),
             health: Mutex::new(Health::Good),
@@ -207,7 +219,7 @@ impl Drop for Replica {
 }
 
 fn bind(addr: SocketAddr) -> TcpSocket {
-    let socket = TcpSocket::new_v4().expect("a socket");
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.expect("a socket");
     socket.set_reuseaddr(true).expect("SO_REUSEADDR");
     socket.bind(addr).unwrap_or_else(|error| panic!("cannot bind {addr}: {error}"));
     socket

@@ -23,6 +23,11 @@ replicas:
   - url: http://gpu_4
     name: on
     models: one
+  - dns://vllm:8000
+  - {url: dns://_http._tcp.vllm.default.svc.cluster.local, weight: 3, models: [one]}
+dns_servers: [127.0.0.1, '[::1]:5353']
+dns_min_ttl: 2s
+dns_max_ttl: 1m
 upstream_api_key: sk-1
 health_check_path: /live?deep=1
 health_check_interval: 500ms
@@ -70,6 +75,19 @@ access_log: false
             replica("on", "gpu_4:80", 1, &["one"]),
         ]
     );
+    assert_eq!(
+        config.sources,
+        [
+            source("dns://vllm:8000", Question::Addresses { host: "vllm".to_owned(), port: 8_000 }, 1, &[]),
+            source(
+                "dns://_http._tcp.vllm.default.svc.cluster.local",
+                Question::Service("_http._tcp.vllm.default.svc.cluster.local".to_owned()),
+                3,
+                &["one"]
+            ),
+        ]
+    );
+    assert_eq!(config.resolver.servers.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:53", "[::1]:5353"]);
     assert_eq!(config.upstream.api_key, Some(crate::units::Secret::new("sk-1".to_owned())));
     assert_eq!(config.routing.strategy, StrategyName::RoundRobin);
     assert_eq!(config.routing.concurrency_threshold, ConcurrencyThreshold::clamped(16));
@@ -97,6 +115,10 @@ fn yaml_in_other_dress() {
     let one_text = load_str("replicas: http://a, http://b;weight=2\nexpose_paths: /a,/b*\n", "r.yaml").unwrap();
     assert_eq!(one_text.replicas, [replica("a", "a:80", 1, &[]), replica("b", "b:80", 2, &[])]);
     assert_eq!(one_text.proxy.expose_paths, ["/a", "/b*"]);
+    let dns = load_str("replicas: dns://a.:80;weight=2;models=x|y, http://b\n", "r.yaml").unwrap();
+    assert_eq!(dns.sources, [source("dns://a.:80", Question::Addresses { host: "a.".to_owned(), port: 80 }, 2, &["x", "y"])]);
+    assert_eq!(dns.replicas, [replica("b", "b:80", 1, &[])]);
+    assert_eq!(load_str(&dns.render(), "printed").unwrap(), dns, "{}", dns.render());
     for number in ["'7'", "\"7\"", "!!int 7", "!!str 7", "+7", "0x7", "&anchor 7"] {
         assert_eq!(load_str(&format!("retries: {number}"), "r.yaml").unwrap().proxy.retries, 7, "{number}");
     }

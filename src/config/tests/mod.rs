@@ -14,6 +14,7 @@ use tracing::Level;
 
 use super::keys::KEYS;
 use super::*;
+use crate::discovery::dns::{Question, Source};
 use crate::fleet::ReplicaSpec;
 use crate::request::Includes;
 use crate::routing::{Overflow, StrategyName};
@@ -37,6 +38,11 @@ fn wrong(yaml: &str, expected: &[&str]) {
 fn replica(name: &str, authority: &str, weight: u64, models: &[&str]) -> ReplicaSpec {
     let models = models.iter().map(|model| (*model).to_owned()).collect();
     ReplicaSpec { name: name.to_owned(), authority: authority.to_owned(), weight: Weight::clamped(weight), models }
+}
+
+fn source(url: &str, question: Question, weight: u64, models: &[&str]) -> Source {
+    let models = models.iter().map(|model| (*model).to_owned()).collect();
+    Source { url: url.to_owned(), question, weight: Weight::clamped(weight), models }
 }
 
 #[test]

@@ -67,11 +67,11 @@ fn values_that_are_not_allowed() {
 
 #[test]
 fn replicas_that_are_none() {
-    let url = "; allowed: http://HOST or http://HOST:PORT";
+    let url = "; allowed: http://HOST, http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME";
     for (text, problem) in [
         ("https://a", "https://a asks for TLS, and TLS to replicas is not supported"),
-        ("a:8000", "a:8000 does not begin with http://"),
-        ("ftp://a", "ftp://a does not begin with http://"),
+        ("a:8000", "a:8000 does not begin with http:// or dns://"),
+        ("ftp://a", "ftp://a does not begin with http:// or dns://"),
         ("http://", "http:// has no host"),
         ("http://:80", "http://:80 has no host"),
         ("http://a/v1", "http://a/v1 has the path /v1, but each request brings its own"),
@@ -87,12 +87,23 @@ fn replicas_that_are_none() {
         ("http://a:65536", "http://a:65536 has a port that is not a number from 1 to 65535"),
         ("http://a:+80", "http://a:+80 has a port that is not a number from 1 to 65535"),
         ("http://a b", "\"http://a b\" has a host with other characters than letters, digits, -, . and _, or too long a one"),
+        ("dns+srv://a", "dns+srv://a does not begin with http:// or dns:// (for SRV records: dns://_SERVICE._PROTO.NAME)"),
+        ("dns+http://a:80", "dns+http://a:80 does not begin with http:// or dns://"),
+        ("dns://a", "dns://a has neither a port nor the form _SERVICE._PROTO.NAME, by which SRV records say the port"),
+        ("dns://_http.a", "dns://_http.a has neither a port nor the form _SERVICE._PROTO.NAME, by which SRV records say the port"),
+        ("dns://_http._tcp", "dns://_http._tcp has neither a port nor the form _SERVICE._PROTO.NAME, by which SRV records say the port"),
+        ("dns://_http._tcp.a:80", "dns://_http._tcp.a:80 names a service, whose ports stand in its SRV records; leave out :80"),
+        ("dns://10.0.0.1:80", "dns://10.0.0.1:80 holds an address, of which there is nothing to ask; write http:// before it"),
+        ("dns://[::1]:80", "dns://[::1]:80 holds an address, of which there is nothing to ask; write http:// before it"),
+        ("dns://a..b:80", "dns://a..b:80 has an empty part between two dots"),
+        ("dns://:80", "dns://:80 has no host"),
+        ("dns://a:80/x", "dns://a:80/x has the path /x, but each request brings its own"),
         ("http://ü", "http://ü has a host with other characters than letters, digits, -, . and _, or too long a one"),
     ] {
         wrong(&format!("replicas:\n  - '{text}'\n"), &[&format!("r.yaml:2: replicas: url: {problem}{url}")]);
     }
     let fields = [
-        ("{name: a}", "url: missing; allowed: http://HOST or http://HOST:PORT"),
+        ("{name: a}", "url: missing; allowed: http://HOST, http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME"),
         ("{url: [http://a]}", "url: a list is not allowed here; allowed: a text"),
         ("{url: http://a, weight: 0}", "weight: 0 is out of range; allowed: 1 to 100"),
         ("{url: http://a, weight: 2.0}", "weight: 2.0 is not a whole number; allowed: 1 to 100"),
@@ -103,12 +114,25 @@ fn replicas_that_are_none() {
         ("http://a;weight=0", "http://a: weight: 0 is out of range; allowed: 1 to 100"),
         ("http://a;url=b", "http://a: url: unknown; the nearest is models; allowed: name, weight, models"),
         ("http://a;weight=1;weight=2", "http://a: weight: given twice; allowed: once"),
-        ("http://a;2", "http://a: 2 has no =; allowed: http://HOST:PORT, then any of ;weight=1 to 100 ;name=NAME ;models=A|B"),
-        ("[a]", "a list stands where a replica belongs; allowed: http://HOST:PORT, then any of ;weight=1 to 100 ;name=NAME ;models=A|B"),
+        (
+            "http://a;2",
+            "http://a: 2 has no =; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B",
+        ),
+        (
+            "[a]",
+            "a list stands where a replica belongs; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B",
+        ),
     ];
     for (item, problem) in fields {
         wrong(&format!("replicas:\n  - {item}\n"), &[&format!("r.yaml:2: replicas: {problem}")]);
     }
+    let name = "name: a DNS name stands for many replicas, and each is called by its address; allowed: no name";
+    wrong("replicas: [{url: dns://a:80, name: b}]", &[&format!("r.yaml:1: replicas: {name}")]);
+    wrong("replicas: ['dns://a:80;name=b']", &[&format!("r.yaml:1: replicas: dns://a:80: {name}")]);
+    wrong(
+        "replicas:\n  - dns://a:80\n  - {url: dns://a:80, weight: 2}\n",
+        &["r.yaml:3: replicas: dns://a:80 is given twice on lines 2 and 3; allowed: once"],
+    );
     wrong(
         "replicas:\n  - http://a\n  - {url: http://b, name: a}\n  - http://A:80\n",
         &[
@@ -116,6 +140,15 @@ fn replicas_that_are_none() {
             "r.yaml:4: replicas: the address A:80 is given twice on lines 2 and 4; allowed: distinct addresses",
         ],
     );
+}
+
+#[test]
+fn dns_settings() {
+    wrong("dns_servers: [a]", &["r.yaml:1: dns_servers: a is not allowed here; allowed: a list of IP or IP:PORT"]);
+    wrong("dns_servers: '10.0.0.1:0'", &["r.yaml:1: dns_servers: 10.0.0.1:0 is not allowed here; allowed: a list of IP or IP:PORT"]);
+    wrong("dns_min_ttl: 0", &["r.yaml:1: dns_min_ttl: 0 is out of range; allowed: 10ms to 1h"]);
+    let crossed = "dns_min_ttl is 1s and dns_max_ttl 500ms; allowed: a minimum up to the maximum";
+    wrong("dns_max_ttl: 500ms", &[&format!("r.yaml:1: dns_max_ttl: {crossed}")]);
 }
 
 #[test]
