@@ -26,7 +26,7 @@ def results(python, node, lock):
 
 def table(found):
     clients = list(dict.fromkeys((client, version) for client, version, _, _ in found))
-    clients.sort(key=lambda client: (not client[0].startswith("openai"), client))
+    clients.sort(key=lambda client: (not client[0].startswith("openai"), not client[0].endswith("(Python)"), client))
     features = list(dict.fromkeys(feature for _, _, feature, _ in found))
     cells = {}
     for client, version, feature, passed in found:

@@ -61,15 +61,20 @@ export async function running(replica) {
   return all.reduce((sum, [, value]) => sum + value, 0);
 }
 
+let switchedOn = false;
+
 // Switches a fault on, on these replicas or on all.
 export async function fault(fault, ...replicas) {
+  switchedOn = true;
   for (const replica of replicas.length ? replicas : Object.keys(REPLICAS)) {
     await text(`${REPLICAS[replica]}/demo/faults`, { method: "POST", body: JSON.stringify(fault) });
   }
 }
 
 export async function noFaults() {
+  if (!switchedOn) return;
   for (const url of Object.values(REPLICAS)) await text(`${url}/demo/faults`, { method: "DELETE" });
+  switchedOn = false;
 }
 
 export async function until(condition, what, seconds = 3) {

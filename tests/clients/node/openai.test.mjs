@@ -89,7 +89,7 @@ describe("raw responses", () => {
 
 describe("streaming", () => {
   test("deltas come one by one, and usage at the end", async () => {
-    const more = { max_tokens: 40, ignore_eos: true };
+    const more = { max_tokens: 60, ignore_eos: true };
     const whole = await ask(more);
     const chunks = [];
     const at = [];
@@ -98,10 +98,11 @@ describe("streaming", () => {
       chunks.push(chunk);
       at.push(performance.now() - start);
     }
-    assert.equal(deltas(chunks).length, 40);
+    assert.equal(deltas(chunks).length, 60);
     assert.equal(deltas(chunks).join(""), whole.choices[0].message.content);
-    assert.ok(at[1] < 0.6 * at.at(-1), `${at}`);
-    assert.deepEqual([chunks.at(-1).choices.length, chunks.at(-1).usage.completion_tokens], [0, 40]);
+    // As they are made, which takes 0.7 s; not all at the end.
+    assert.ok(at.at(-1) - at[1] > 250, `${at}`);
+    assert.deepEqual([chunks.at(-1).choices.length, chunks.at(-1).usage.completion_tokens], [0, 60]);
   });
   test("the helper", async () => {
     const stream = client.chat.completions.stream({ model: MODEL, messages: user("Hello.") });

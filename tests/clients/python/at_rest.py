@@ -3,6 +3,7 @@
 import fleet
 
 fleet.at_rest()
+assert not any(map(fleet.running, fleet.REPLICAS))
 counts = fleet.counts()
 assert counts["received"] == counts["finished"] + counts["refused"] + counts["aborted"] > 0, counts
 for router in fleet.ROUTERS:

@@ -22,8 +22,12 @@ http = httpx.Client(timeout=10, trust_env=False)
 
 def samples(url, name):
     """(labels, value) of each sample of one metric."""
-    for line in http.get(f"{url}/metrics").raise_for_status().text.splitlines():
-        sample = SAMPLE.fullmatch(line)
+    return select(http.get(f"{url}/metrics").raise_for_status().text, name)
+
+
+def select(page, name):
+    for line in page.splitlines():
+        sample = line.startswith(name) and SAMPLE.fullmatch(line)
         if sample and sample[1] == name:
             yield dict(LABEL.findall(sample[2] or "")), float(sample[3])
 
@@ -57,8 +61,12 @@ def running(replica):
     return sum(value for name in names for _, value in samples(REPLICAS[replica], name))
 
 
+switched_on = []
+
+
 def fault(*replicas, **fault):
     """Switches a fault on, on these replicas or on all."""
+    switched_on.append(fault)
     for replica in replicas or REPLICAS:
         http.post(f"{REPLICAS[replica]}/demo/faults", json=fault).raise_for_status()
 
@@ -84,13 +92,13 @@ def slow(*replicas):
 
 
 def no_faults():
-    on = []
-    for url in REPLICAS.values():
-        on += http.get(f"{url}/demo/faults").raise_for_status().json()
-        http.delete(f"{url}/demo/faults").raise_for_status()
-    if any(fault["fault"] == "slow" for fault in on):
+    if switched_on:
+        for url in REPLICAS.values():
+            http.delete(f"{url}/demo/faults").raise_for_status()
+    if any(fault["fault"] == "slow" for fault in switched_on):
         # A step that is under way keeps its length.
         time.sleep(1.2)
+    switched_on.clear()
 
 
 def until(condition, seconds, what):
@@ -103,10 +111,19 @@ def until(condition, seconds, what):
 
 
 def at_rest():
-    """Nothing is in flight: not by any router's count, and not in any replica."""
-    until(lambda: not any(sum(outstanding(router).values()) for router in ROUTERS), 3, lambda: f"{[outstanding(r) for r in ROUTERS]}")
+    """Nothing is in flight: not by any router's count, and not in any replica. Returns how many requests the routers have seen."""
+    seen = {}
+
+    def idle():
+        pages = [http.get(f"{url}/metrics").raise_for_status().text for url in ADMINS.values()]
+        seen["requests"] = sum(value for page in pages for _, value in select(page, "prefix_router_requests_total"))
+        counted = [list(select(page, "prefix_router_outstanding")) for page in pages]
+        assert all(counted), "prefix_router_outstanding is missing"
+        return not any(value for page in counted for _, value in page)
+
+    until(idle, 3, lambda: f"nothing outstanding: {[outstanding(router) for router in ROUTERS]}")
     until(lambda: counts()["open"] == 0, 3, lambda: f"nothing open: {counts()}")
-    until(lambda: not any(map(running, REPLICAS)), 3, lambda: f"nothing runs: {[running(r) for r in REPLICAS]}")
+    return seen["requests"]
 
 
 # One loop for all tests: some libraries keep their connections, which belong to the loop in which they were made.

@@ -16,6 +16,8 @@ providers = pytest.mark.parametrize("provider", PROVIDERS)
 WEATHER = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris"]}, "days": {"type": "integer"}}, "required": ["city", "days"]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": WEATHER}}
 litellm.suppress_debug_info = True
+# Of models that it does not know LiteLLM fakes the streams of /v1/responses.
+litellm.register_model({f"openai/{MODEL}": {"litellm_provider": "openai", "mode": "chat", "supports_native_streaming": True}})
 
 
 class Verdict(BaseModel):
