@@ -119,7 +119,7 @@ struct DemoFlags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64), default_value_t = 7)]
     replicas: u64,
     /// How long requests arrive, for each strategy.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600), default_value_t = 16)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600), default_value_t = 20)]
     seconds: u64,
     /// Print the figures as JSON.
     #[arg(long)]

@@ -2,8 +2,6 @@
 //!
 //! They mean nothing.
 
-use std::fmt::Write;
-
 use crate::sim::workload::Segment;
 
 /// Words of three letters: with the space before them, one is a token of a simulated replica.
@@ -23,8 +21,8 @@ pub(super) fn text(segment: Segment) -> String {
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        // Writing to a text cannot fail.
-        let _ = write!(text, " {}", WORDS[(mixed >> 58) as usize]);
+        text.push(' ');
+        text.push_str(WORDS[(mixed >> 58) as usize]);
     }
     text
 }

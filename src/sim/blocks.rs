@@ -2,7 +2,7 @@
 //!
 //! It knows tokens, not texts; what a text's tokens are is the tokenizer's business.
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The hash of a full block and of all blocks before it, so that equal hashes mean equal beginnings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,21 +13,16 @@ pub struct BlockHash(u64);
 /// vLLM chains a block to its parent and mixes the salt into the first one only, which the chain carries on.
 pub fn hashes(tokens: impl IntoIterator<Item = u32>, block_size: usize, salt: Option<&str>) -> Vec<BlockHash> {
     let mut all: Vec<BlockHash> = Vec::new();
-    let mut block = Xxh3::new();
+    let mut block = salt.unwrap_or_default().as_bytes().to_vec();
     let mut filled = 0;
     for token in tokens {
-        if filled == 0 {
-            block.reset();
-            match (all.last(), salt) {
-                (Some(parent), _) => block.update(&parent.0.to_le_bytes()),
-                (None, Some(salt)) => block.update(salt.as_bytes()),
-                (None, None) => {}
-            }
-        }
-        block.update(&token.to_le_bytes());
+        block.extend_from_slice(&token.to_le_bytes());
         filled += 1;
         if filled == block_size {
-            all.push(BlockHash(block.digest()));
+            let hash = xxh3_64(&block);
+            all.push(BlockHash(hash));
+            block.clear();
+            block.extend_from_slice(&hash.to_le_bytes());
             filled = 0;
         }
     }

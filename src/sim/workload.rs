@@ -87,7 +87,8 @@ pub struct Volume {
 
 /// The sessions of `workload`, in the order of their starts.
 pub fn generate(workload: Workload, volume: Volume, rng: &mut impl Rng) -> Vec<Session> {
-    let mut texts = Texts { used: 0 };
+    // Other seeds have other texts, not only other times.
+    let mut texts = Texts { last: rng.random() };
     let mut documents = Documents::new(rng, &mut texts);
     let hot = texts.new_one();
     let systems: Vec<u64> = (0..SYSTEM_PROMPTS).map(|_| texts.new_one()).collect();
@@ -118,13 +119,13 @@ const SYSTEM_PROMPTS: usize = 12;
 const SYSTEM_TOKENS: usize = 2_000;
 
 struct Texts {
-    used: u64,
+    last: u64,
 }
 
 impl Texts {
     fn new_one(&mut self) -> u64 {
-        self.used += 1;
-        self.used
+        self.last = self.last.wrapping_add(1);
+        self.last
     }
 }
 
@@ -179,7 +180,7 @@ fn conversation(system: u64, rng: &mut impl Rng, texts: &mut Texts) -> Vec<Turn>
 }
 
 fn answer(rng: &mut impl Rng) -> usize {
-    rng.random_range(8..=40)
+    rng.random_range(8..=32)
 }
 
 #[cfg(test)]
