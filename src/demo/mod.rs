@@ -165,6 +165,8 @@ pub fn serve(replicas: usize, config: Config) -> Result<()> {
     runtime.block_on(async {
         let mut stop = app::StopSignals::new()?;
         let fleet = Fleet::start(replicas, sim::replica::Settings::default(), config).await?;
+        // The log has a writer of its own, which is to be done with the start before anybody reads on.
+        sleep(TICK).await;
         std::io::stdout().write_all(table::to_try(&fleet.router, replicas, MODEL).as_bytes()).context("cannot print what to try")?;
         stop.next().await;
         Ok(())
