@@ -300,6 +300,43 @@ fn the_core_is_pure() {
 }
 
 #[test]
+fn links_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = |folder: &str| fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+    let mut pages: Vec<PathBuf> = files("docs").filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect();
+    pages.extend(files("tests").map(|folder| folder.join("README.md")).filter(|page| page.is_file()));
+    pages.push(root.join("README.md"));
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for page in &pages {
+        let text = fs::read_to_string(page).unwrap();
+        for link in links(&text) {
+            let file = link.split(['#', '?']).next().unwrap_or_default();
+            count += 1;
+            if !page.parent().unwrap().join(file).exists() {
+                wrong.push(format!("{}: {link}", page.strip_prefix(root).unwrap().display()));
+            }
+        }
+    }
+    assert!(pages.len() > 3 && count > 3, "the pages and their links are there");
+    assert_eq!(wrong, Vec::<String>::new());
+}
+
+/// The targets of a page's relative links and pictures, in Markdown and HTML.
+fn links(text: &str) -> Vec<&str> {
+    // Every second part is code.
+    let prose = text.split("```").step_by(2);
+    let all = prose.flat_map(|part| [("](", ')'), ("src=\"", '"'), ("href=\"", '"')].map(|(start, end)| (part, start, end)));
+    let all = all.flat_map(|(part, start, end)| part.split(start).skip(1).filter_map(move |rest| rest.split([end, ' ']).next()));
+    all.filter(|link| !link.contains(':') && !link.starts_with('#')).collect()
+}
+
+#[test]
+fn the_reader_of_links_reads_links() {
+    let text = "[a](b.md#c) ![d](e/f.svg \"g\") [h](https://i/j) [k](#l)\n```\n[m](n)\n```\n<img src=\"o.svg\"> [p](mailto:q@r)";
+    assert_eq!(links(text), ["b.md#c", "e/f.svg", "o.svg"]);
+}
+
+#[test]
 fn the_reader_of_code_reads_code() {
     let text =
         "use a::{b, c::{d, e}};\n// use x::y;\nlet s = \"use x::y // \\\" \"; f::g(r#\"x::y\"#, '\"'); /* x::y */\n#[cfg(test)]\nuse x::y;";

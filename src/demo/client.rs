@@ -2,7 +2,7 @@
 //!
 //! It follows no other API, and tries nothing again.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 /// Sends requests to one server.
 #[derive(Clone)]
@@ -35,9 +36,9 @@ pub(super) struct Message {
 pub(super) struct Answer {
     /// What was said.
     pub(super) text: String,
-    /// Until the first event of the stream.
+    /// From when it was due to the first event of the stream.
     pub(super) first_token: Duration,
-    /// Until the stream's end.
+    /// And to the stream's end.
     pub(super) total: Duration,
     /// Tokens of the prompt, as the replica counts them.
     pub(super) prompt_tokens: usize,
@@ -82,7 +83,9 @@ impl Client {
     pub(super) fn new(server: std::net::SocketAddr) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        Self { http: HttpClient::builder(TokioExecutor::new()).build(connector), server: format!("http://{server}") }
+        // hyper tries again by itself what was not yet sent when a kept connection closed.
+        let http = HttpClient::builder(TokioExecutor::new()).retry_canceled_requests(false).build(connector);
+        Self { http, server: format!("http://{server}") }
     }
 
     /// The body of `GET path`, as text.
@@ -92,8 +95,9 @@ impl Client {
         Ok(String::from_utf8_lossy(&response.into_body().collect().await?.to_bytes()).into_owned())
     }
 
-    /// Streams the answer to `messages`, which is to have `max_tokens` tokens.
-    pub(super) async fn chat(&self, model: &str, messages: &[Message], max_tokens: usize) -> Result<Answer> {
+    /// Streams the answer to `messages`, which is to have `max_tokens` tokens. Times count from when it was `due`: where this client is late, its
+    /// user waits for that as well.
+    pub(super) async fn chat(&self, model: &str, messages: &[Message], max_tokens: usize, due: Instant) -> Result<Answer> {
         let body = serde_json::json!({
             "model": model,
             "messages": messages,
@@ -105,7 +109,6 @@ impl Client {
         let request = Request::post(self.uri("/v1/chat/completions")?)
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body.to_string())))?;
-        let begun = Instant::now();
         let response = self.http.request(request).await.context("no answer")?;
         let status = response.status();
         let (replica, reason) = (text(response.headers(), "x-prefix-router-replica"), text(response.headers(), "x-prefix-router-reason"));
@@ -121,10 +124,10 @@ impl Client {
                 events.read(data)?;
             }
             if events.seen && first_token.is_none() {
-                first_token = Some(begun.elapsed());
+                first_token = Some(due.elapsed());
             }
         }
-        let total = begun.elapsed();
+        let total = due.elapsed();
         ensure!(events.done, "the stream ended without [DONE]");
         let usage = events.usage.context("the stream had no usage")?;
         Ok(Answer {

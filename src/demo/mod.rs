@@ -76,6 +76,10 @@ pub struct Comparison {
 pub struct Measured {
     /// Its name.
     pub strategy: &'static str,
+    /// Requests that were really sent in a second, on average: fewer than arrived where this machine was too slow.
+    pub sent_per_second: f64,
+    /// Why the first request failed that did.
+    pub first_failure: Option<String>,
     /// Its figures.
     #[serde(flatten)]
     pub report: Report,
@@ -101,12 +105,17 @@ const START_TIME: Duration = Duration::from_secs(10);
 /// Between two looks at a run.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Runs every strategy and shows how it gets on, on stderr; then the table, or JSON, on stdout.
+/// Where less than this share of the arrival rate is sent, it is said.
+const KEPT_UP: f64 = 0.95;
+
+/// Runs every strategy and shows how it gets on, on stderr; then the table, or JSON, on stdout. Fails where a request did.
 pub fn run(options: &Options, json: bool) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     let comparison = runtime.block_on(compare(options))?;
     let text = if json { serde_json::to_string_pretty(&comparison)? + "\n" } else { table::render(&comparison) };
-    std::io::stdout().write_all(text.as_bytes()).context("cannot print the result")
+    std::io::stdout().write_all(text.as_bytes()).context("cannot print the result")?;
+    ensure!(comparison.failed() == 0, "{} requests failed", comparison.failed());
+    Ok(())
 }
 
 /// Runs every strategy, and reports progress on stderr.
@@ -118,8 +127,17 @@ pub async fn compare(options: &Options) -> Result<Comparison> {
     let mut strategies = Vec::new();
     // From what everybody has to what this router is for.
     for strategy in StrategyName::ALL.into_iter().rev() {
-        let report = measure(strategy, &sessions, requests, options.replicas).await.with_context(|| strategy.name())?;
-        strategies.push(Measured { strategy: strategy.name(), report });
+        let outcome = measure(strategy, &sessions, requests, options.replicas).await.with_context(|| strategy.name())?;
+        let measured = Measured {
+            strategy: strategy.name(),
+            sent_per_second: per_second * outcome.kept_up(),
+            first_failure: outcome.first_failure(),
+            report: outcome.report(options.replicas),
+        };
+        for problem in measured.problems(per_second) {
+            let _ = writeln!(std::io::stderr(), "{}: {problem}", measured.strategy);
+        }
+        strategies.push(measured);
     }
     let config = Config::default();
     Ok(Comparison {
@@ -136,7 +154,7 @@ pub async fn compare(options: &Options) -> Result<Comparison> {
     })
 }
 
-async fn measure(strategy: StrategyName, sessions: &[Session], requests: usize, replicas: usize) -> Result<Report> {
+async fn measure(strategy: StrategyName, sessions: &[Session], requests: usize, replicas: usize) -> Result<Outcome> {
     let mut config = Config { listen: any_port(), admin: any_port(), ..Config::default() };
     config.routing.strategy = strategy;
     let engine = sim::replica::Settings { cost: Cost::default().faster(SPEED), ..sim::replica::Settings::default() };
@@ -144,18 +162,42 @@ async fn measure(strategy: StrategyName, sessions: &[Session], requests: usize, 
     let client = Client::new(fleet.router.traffic);
     let outcome = Outcome::default();
     let progress = Progress::start(strategy.name(), requests);
-    let traffic = traffic::play(&client, MODEL, sessions, &fleet.names, &outcome);
-    tokio::pin!(traffic);
-    while tokio::time::timeout(TICK, &mut traffic).await.is_err() {
-        progress.show(outcome.over(), &outcome.report(replicas));
+    {
+        let traffic = traffic::play(&client, MODEL, sessions, &fleet.names, &outcome);
+        tokio::pin!(traffic);
+        while tokio::time::timeout(TICK, &mut traffic).await.is_err() {
+            progress.show(outcome.over(), &outcome.report(replicas));
+        }
     }
-    let report = outcome.report(replicas);
-    progress.end(outcome.over(), &report);
-    if let Some(why) = outcome.first_failure() {
-        let _ = writeln!(std::io::stderr(), "{}: {} of {requests} requests failed; the first: {why}", strategy.name(), report.failed);
+    drop(client);
+    fleet.stop().await;
+    progress.end(outcome.over(), &outcome.report(replicas));
+    Ok(outcome)
+}
+
+impl Measured {
+    /// What makes its figures worth less, in sentences.
+    fn problems(&self, per_second: f64) -> Vec<String> {
+        let failed = self.first_failure.as_ref().map(|why| {
+            let (failed, all) = (self.report.failed, self.report.failed + self.report.requests);
+            format!("{failed} of {all} requests failed; the first: {why}")
+        });
+        let late = (self.sent_per_second < KEPT_UP * per_second).then(|| {
+            format!(
+                "only {:.0} of {per_second:.0} requests per second were sent: this machine is too slow for the demo, and its figures show that; \
+                 use fewer --replicas",
+                self.sent_per_second
+            )
+        });
+        failed.into_iter().chain(late).collect()
     }
-    ensure!(report.requests > 0, "no request was answered");
-    Ok(report)
+}
+
+impl Comparison {
+    /// Requests that were not answered, of all strategies.
+    pub fn failed(&self) -> usize {
+        self.strategies.iter().map(|measured| measured.report.failed).sum()
+    }
 }
 
 /// Keeps a fleet of replicas with the default constants and a router up, until SIGTERM or SIGINT.
@@ -178,7 +220,7 @@ struct Fleet {
     router: Running,
     /// The replicas' identities, in order.
     names: Vec<String>,
-    _replicas: Vec<Replica>,
+    replicas: Vec<Replica>,
 }
 
 impl Fleet {
@@ -204,12 +246,21 @@ impl Fleet {
                 .filter(|line| line.starts_with("prefix_router_replica_state{") && line.ends_with("state=\"up\"} 1"))
                 .count();
             if up == replicas {
-                return Ok(Self { router, names, _replicas: running });
+                return Ok(Self { router, names, replicas: running });
             }
             if begun.elapsed() > START_TIME {
                 bail!("only {up} of {replicas} simulated replicas are up after {START_TIME:?}");
             }
             sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Ends both, so that the next fleet has this host's ports and files for itself.
+    async fn stop(mut self) {
+        self.router.drain();
+        self.router.stopped().await;
+        for replica in self.replicas {
+            replica.stop().await;
         }
     }
 }
@@ -251,5 +302,20 @@ impl Progress {
                 let _ = writeln!(std::io::stderr(), "{:17} {over:>5} requests  {}", self.strategy, table::in_brief(report));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_is_too_slow_is_told_so() {
+        let problems = |sent_per_second: f64| {
+            let report = Report::new(vec![], 0, 1);
+            Measured { strategy: "random", sent_per_second, first_failure: None, report }.problems(100.0)
+        };
+        assert_eq!(problems(96.0), Vec::<String>::new());
+        assert!(problems(94.0)[0].starts_with("only 94 of 100 requests per second were sent: this machine is too slow"));
     }
 }

@@ -46,10 +46,16 @@ pub(super) fn render(comparison: &Comparison) -> String {
             std::iter::once("Failed".to_owned()).chain(comparison.strategies.iter().map(|measured| measured.report.failed.to_string())),
         );
     }
+    if comparison.strategies.iter().any(|measured| !measured.problems(comparison.arrivals_per_second).is_empty()) {
+        table.add_row(
+            std::iter::once("Sent per second".to_owned())
+                .chain(comparison.strategies.iter().map(|measured| format!("{:.0}", measured.sent_per_second))),
+        );
+    }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    format!("\n{}\n{table}\n\n{}\n{}\n", heading(comparison), shares(&comparison.strategies), conclusion(&comparison.strategies))
+    format!("\n{}\n{table}\n\n{}\n{}\n", heading(comparison), shares(&comparison.strategies), conclusion(comparison))
 }
 
 fn heading(comparison: &Comparison) -> String {
@@ -67,7 +73,7 @@ fn heading(comparison: &Comparison) -> String {
 /// What each replica got, in percent.
 fn shares(strategies: &[Measured]) -> String {
     let mut text = String::from(" Share of the requests per replica, in percent\n");
-    for Measured { strategy, report } in strategies {
+    for Measured { strategy, report, .. } in strategies {
         for (line, shares) in report.shares.chunks(SHARES_PER_LINE).enumerate() {
             let shares: String = shares.iter().map(|share| format!("{:6.1}", share * 100.0)).collect();
             // Writing to a text cannot fail.
@@ -79,9 +85,14 @@ fn shares(strategies: &[Measured]) -> String {
 
 const SHARES_PER_LINE: usize = 8;
 
-/// The first strategy against the last, in a sentence.
-fn conclusion(strategies: &[Measured]) -> String {
-    let [first, .., last] = strategies else { return String::new() };
+/// The first strategy against the last, in a sentence. Where requests failed, those that did not prove nothing.
+fn conclusion(comparison: &Comparison) -> String {
+    let strategies = &comparison.strategies;
+    if let Some(why) = strategies.iter().find_map(|measured| measured.first_failure.as_ref()) {
+        let (failed, all) = (comparison.failed(), comparison.requests * strategies.len());
+        return format!("{failed} of {all} requests failed, so nothing follows from this; the first: {why}");
+    }
+    let [first, .., last] = strategies.as_slice() else { return String::new() };
     let (before, after) = (&first.report, &last.report);
     let change = 100.0 * (1.0 - after.first_token_ms.p50 / before.first_token_ms.p50);
     let (change, word) = if change < 0.0 { (-change, "later") } else { (change, "sooner") };

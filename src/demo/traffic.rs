@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Duration, Instant, sleep_until};
 
 use super::client::{Client, Message};
 use super::texts::text;
@@ -23,6 +23,9 @@ struct Inner {
     samples: Vec<Sample>,
     failed: usize,
     first_failure: Option<String>,
+    /// When the last session was to begin, and when the last one did, from the beginning of the run.
+    due: Duration,
+    sent: Duration,
 }
 
 impl Outcome {
@@ -41,6 +44,12 @@ impl Outcome {
     /// Why the first request failed that did.
     pub(super) fn first_failure(&self) -> Option<String> {
         self.lock().first_failure.clone()
+    }
+
+    /// The share of the arrival rate that this machine kept up with. The rest came late.
+    pub(super) fn kept_up(&self) -> f64 {
+        let inner = self.lock();
+        if inner.sent > inner.due { inner.due.as_secs_f64() / inner.sent.as_secs_f64() } else { 1.0 }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -65,12 +74,18 @@ pub(super) async fn play(client: &Client, model: &str, sessions: &[Session], nam
 
 async fn converse(client: &Client, model: &str, session: &Session, begun: Instant, names: &[String], outcome: &Outcome) {
     let mut messages: Vec<Message> = Vec::new();
+    // Not when this task got to run: a client that is slow must not look like a server that is fast.
+    let mut due = begun + session.start;
     for (done, turn) in session.turns.iter().enumerate() {
-        sleep(turn.pause).await;
+        due += turn.pause;
+        sleep_until(due).await;
         messages.extend(turn.setting.map(|setting| Message { role: "system", content: text(setting) }));
         messages.push(Message { role: "user", content: text(turn.question) });
-        let start = begun.elapsed();
-        let answer = match client.chat(model, &messages, turn.output_tokens).await {
+        if done == 0 {
+            let mut inner = outcome.lock();
+            (inner.due, inner.sent) = (inner.due.max(session.start), inner.sent.max(begun.elapsed()));
+        }
+        let answer = match client.chat(model, &messages, turn.output_tokens, due).await {
             Ok(answer) => answer,
             Err(error) => {
                 let mut inner = outcome.lock();
@@ -81,7 +96,7 @@ async fn converse(client: &Client, model: &str, session: &Session, begun: Instan
             }
         };
         outcome.lock().samples.push(Sample {
-            start,
+            start: due.saturating_duration_since(begun),
             first_token: answer.first_token,
             total: answer.total,
             prompt_tokens: answer.prompt_tokens,
@@ -90,5 +105,6 @@ async fn converse(client: &Client, model: &str, session: &Session, begun: Instan
             overflow: answer.reason == "overflow",
         });
         messages.push(Message { role: "assistant", content: answer.text });
+        due = Instant::now();
     }
 }

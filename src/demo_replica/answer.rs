@@ -4,12 +4,11 @@
 
 use std::ops::Range;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::prompt;
-use super::schema;
-use super::tokens::{self, END};
+use super::tokens::{self, END, Pieces};
 
 /// A token each: three letters and the space before them.
 const WORDS: [&str; 64] = [
@@ -29,12 +28,12 @@ pub(super) enum Form {
     /// Words.
     #[default]
     Text,
-    /// JSON; of a schema, if there is one.
-    Json(Option<Value>),
+    /// JSON of any form.
+    Json,
     /// Exactly this.
     Exactly(String),
-    /// A call of a tool, with arguments of this schema.
-    Call { name: String, parameters: Value },
+    /// A call of a tool.
+    Call { name: String, arguments: String },
 }
 
 /// How an answer is drawn, as clients say it.
@@ -54,7 +53,7 @@ pub(super) struct Sampling {
 pub(super) struct Answer {
     pub(super) tokens: Vec<u32>,
     /// What each of them adds to the text.
-    pub(super) pieces: Vec<String>,
+    pub(super) pieces: Pieces,
     /// The tool that is called.
     pub(super) call: Option<Call>,
     /// It ends by itself, not because it may be no longer.
@@ -85,18 +84,16 @@ impl Answer {
                 ends = !sampling.ignore_eos;
                 answer.tokens = words(seed).take(if ends { natural.min(most) } else { most }).collect();
             }
-            Form::Json(None) => {
+            Form::Json => {
                 let text = tokens::decode(&words(seed).take(6).collect::<Vec<_>>());
                 answer.tokens = tokens::encode(&prompt::written(&json!({"answer": text.trim_start()}))).collect();
             }
-            Form::Json(Some(schema)) => answer.tokens = tokens::encode(&prompt::written(&schema::instance(schema))).collect(),
-            Form::Exactly(text) => answer.tokens = tokens::encode(text).collect(),
-            Form::Call { name, parameters } => {
-                let arguments = prompt::written(&schema::instance(parameters));
-                let [before, within, after] = prompt::call(name, &arguments);
+            Form::Exactly(text) => answer.tokens = tokens::encode(text).take(most.saturating_add(1)).collect(),
+            Form::Call { name, arguments } => {
+                let [before, within, after] = prompt::call(name, arguments);
                 let written = before.len()..before.len() + within.len();
                 answer.tokens = [before, within, after].concat();
-                answer.call = Some(Call { name: name.clone(), arguments, written });
+                answer.call = Some(Call { name: name.clone(), arguments: arguments.clone(), written });
             }
         }
         answer.complete = ends && answer.tokens.len() < most;
@@ -104,14 +101,14 @@ impl Answer {
         if answer.complete {
             answer.tokens.push(END);
         }
-        answer.pieces = tokens::pieces(&answer.tokens);
+        answer.pieces = Pieces::new(&answer.tokens);
         answer.stop_at(&sampling.stop, sampling.include_stop);
         answer
     }
 
     /// All of its text.
-    pub(super) fn text(&self) -> String {
-        self.pieces.concat()
+    pub(super) fn text(&self) -> &str {
+        self.pieces.text()
     }
 
     /// Why it ends, as OpenAI names it.
@@ -121,36 +118,40 @@ impl Answer {
 
     /// Ends it where one of `stops` is complete. As in vLLM, so much of a stream is held back that no part of a stop text is shown.
     fn stop_at(&mut self, stops: &[String], include: bool) {
-        let Some(longest) = stops.iter().map(|stop| stop.chars().count()).max().filter(|longest| *longest > 0) else { return };
-        let mut text = String::new();
-        let mut found = None;
-        for (at, piece) in self.pieces.iter().enumerate() {
-            text.push_str(piece);
-            let first = stops.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str()).map(|begin| (begin, stop)));
-            if let Some((begin, stop)) = first.min_by_key(|(begin, _)| *begin) {
-                text.truncate(if include { begin + stop.len() } else { begin });
-                found = Some((at + 1, stop.clone()));
-                break;
-            }
-        }
-        if let Some((tokens, stop)) = found {
-            self.tokens.truncate(tokens);
-            (self.complete, self.stopped_by) = (true, Some(stop));
+        let stops = || stops.iter().filter(|stop| !stop.is_empty());
+        let Some(longest) = stops().map(|stop| stop.chars().count()).max() else { return };
+        let whole = std::mem::take(&mut self.pieces);
+        let (mut text, mut ends) = (whole.text(), whole.ends());
+        let found = stops().filter_map(|stop| {
+            let begin = text.find(stop.as_str())?;
+            let completed_by = ends.partition_point(|end| *end < begin + stop.len());
+            Some((completed_by, begin, stop))
+        });
+        if let Some((token, begin, stop)) = found.min_by_key(|(token, begin, _)| (*token, *begin)) {
+            text = &text[..if include { begin + stop.len() } else { begin }];
+            ends = &ends[..=token];
+            self.tokens.truncate(ends.len());
+            (self.complete, self.stopped_by) = (true, Some(stop.clone()));
         }
         let held_back = if include { 0 } else { longest - 1 };
-        let lengths: Vec<usize> = self.pieces.iter().map(|piece| piece.chars().count()).collect();
-        let (mut known, mut shown) = (0, 0);
-        let mut left = text.chars();
-        self.pieces = (0..self.tokens.len())
-            .map(|at| {
-                known += lengths[at];
-                let last = at + 1 == self.tokens.len();
-                let show = if last { usize::MAX } else { known.saturating_sub(held_back) };
-                let piece: String = left.by_ref().take(show.saturating_sub(shown)).collect();
-                shown = shown.max(show);
-                piece
+        // In signs; where the sign after those that are shown begins is kept beside it, so that no text is gone through twice.
+        let (mut known, mut shown, mut begin) = (0, 0, 0);
+        let mut before = 0;
+        let mut ends: Vec<usize> = ends
+            .iter()
+            .map(|&end| {
+                known += whole.text()[before..end].chars().count();
+                before = end;
+                let more = known.saturating_sub(held_back).saturating_sub(shown);
+                shown += more;
+                begin += text[begin..].chars().take(more).map(char::len_utf8).sum::<usize>();
+                begin
             })
             .collect();
+        if let Some(last) = ends.last_mut() {
+            *last = text.len();
+        }
+        self.pieces = Pieces::cut(text.to_owned(), ends);
     }
 }
 
@@ -172,6 +173,8 @@ fn words(seed: u64) -> impl Iterator<Item = u32> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     fn text(sampling: &Sampling) -> Answer {
@@ -185,10 +188,10 @@ mod tests {
         assert_ne!(answer, Answer::new(&[1, 2, 4], 0, &Form::Text, &Sampling::default(), 1_000));
         assert_ne!(answer, Answer::new(&[1, 2, 3], 1, &Form::Text, &Sampling::default(), 1_000));
         assert!(answer.complete && (17..=65).contains(&answer.tokens.len()));
-        let (last, words) = answer.pieces.split_last().expect("it has words");
-        assert_eq!(last, "");
+        let mut words: Vec<&str> = answer.pieces.iter().collect();
+        assert_eq!(words.pop(), Some(""));
         assert!(words.iter().all(|word| word.len() == 4));
-        assert!(tokens::encode(&answer.text()).chain([END]).eq(answer.tokens.iter().copied()));
+        assert!(tokens::encode(answer.text()).chain([END]).eq(answer.tokens.iter().copied()));
     }
 
     #[test]
@@ -208,32 +211,55 @@ mod tests {
         let begin = whole.text().find(&stop).expect("it is there");
         let sampling = Sampling { stop: vec!["no such".into(), stop.clone()], ..Sampling::default() };
         let answer = text(&sampling);
-        assert_eq!(answer.text(), whole.text()[..begin]);
+        assert_eq!(answer.text(), &whole.text()[..begin]);
         assert_eq!((answer.stopped_by.as_deref(), answer.finish_reason()), (Some(stop.as_str()), "stop"));
         assert_eq!(answer.tokens.len(), answer.pieces.len());
         assert_eq!(answer.tokens, whole.tokens[..(begin + 4).div_ceil(4)]);
-        assert_eq!(answer.pieces[0], "");
+        assert_eq!(answer.pieces.get(0), "");
         let shown = text(&Sampling { include_stop: true, ..sampling });
-        assert_eq!(shown.text(), whole.text()[..begin + 4]);
+        assert_eq!(shown.text(), &whole.text()[..begin + 4]);
         let other = text(&Sampling { stop: vec!["no such".into()], ..Sampling::default() });
-        assert_eq!((other.text(), other.tokens), (whole.text(), whole.tokens));
+        assert_eq!((other.text(), &other.tokens), (whole.text(), &whole.tokens));
+    }
+
+    #[test]
+    fn a_long_answer_is_searched_for_stop_texts_once() {
+        let room = 1 << 21;
+        let stop = vec!["no such".to_owned(), "nor this".to_owned()];
+        let sampling = Sampling { max_tokens: Some(room), ignore_eos: true, stop, ..Sampling::default() };
+        let begun = std::time::Instant::now();
+        let answer = Answer::new(&[1], 0, &Form::Text, &sampling, room);
+        assert!(begun.elapsed().as_secs() < 5, "searching it at each token would take hours");
+        assert_eq!((answer.tokens.len(), answer.text().len()), (room, 4 * room));
+        assert_eq!((answer.pieces.get(0), answer.pieces.get(1).len(), answer.pieces.get(2).len()), ("", 1, 4));
+        assert_eq!(answer.pieces.get(room - 1).len(), 4 + 7);
+    }
+
+    #[test]
+    fn the_stop_text_that_is_complete_first_ends_it() {
+        let form = Form::Exactly("ä one two three".into());
+        let ended = |stops: &[&str], include_stop| {
+            let stop = stops.iter().map(|&stop| stop.into()).collect();
+            Answer::new(&[1], 0, &form, &Sampling { stop, include_stop, ..Sampling::default() }, 1_000)
+        };
+        let answer = ended(&["one two three", "wo"], false);
+        assert_eq!((answer.text(), answer.stopped_by.as_deref()), ("ä one t", Some("wo")));
+        let answer = ended(&["e", "ä"], true);
+        assert_eq!((answer.text(), answer.stopped_by.as_deref(), answer.tokens.len()), ("ä", Some("ä"), 1));
     }
 
     #[test]
     fn calls_name_their_tool_first() {
-        let form = Form::Call {
-            name: "get_weather".into(),
-            parameters: json!({"required": ["city"], "properties": {"city": {"const": "Zürich"}}}),
-        };
+        let form = Form::Call { name: "get_weather".into(), arguments: r#"{"city": "Zürich"}"#.into() };
         let answer = Answer::new(&[1], 0, &form, &Sampling::default(), 1_000);
         let text = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>";
         assert_eq!(answer.text(), text);
-        let call = answer.call.expect("it calls");
+        let call = answer.call.clone().expect("it calls");
         assert_eq!((call.name.as_str(), call.arguments.as_str()), ("get_weather", r#"{"city": "Zürich"}"#));
-        assert_eq!(answer.pieces[call.written].concat(), call.arguments);
+        assert_eq!(answer.pieces.range(call.written), call.arguments);
         let cut = Answer::new(&[1], 0, &form, &Sampling { max_tokens: Some(3), ..Sampling::default() }, 1_000);
-        assert_eq!((cut.text().as_str(), cut.finish_reason()), ("<tool_call>\n", "length"));
-        let json = Answer::new(&[1], 0, &Form::Json(None), &Sampling::default(), 1_000);
-        assert!(serde_json::from_str::<Value>(&json.text()).is_ok_and(|value| value["answer"].is_string()));
+        assert_eq!((cut.text(), cut.finish_reason()), ("<tool_call>\n", "length"));
+        let json = Answer::new(&[1], 0, &Form::Json, &Sampling::default(), 1_000);
+        assert!(serde_json::from_str::<Value>(json.text()).is_ok_and(|value| value["answer"].is_string()));
     }
 }

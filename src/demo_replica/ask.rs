@@ -11,6 +11,22 @@ use super::answer::{Answer, Form, Sampling};
 use super::flight::Order;
 use super::prompt::{self, Message, Prompt};
 use super::refusal::Refusal;
+use super::schema;
+
+/// vLLM's default for `VLLM_MAX_N_SEQUENCES`.
+const MAX_ANSWERS: i64 = 16_384;
+
+/// Tokens that all sequences of a request may have together, prompts and answers; more only where the model alone takes more.
+const MAX_TOKENS: usize = 1 << 20;
+
+/// What a sequence costs beside its tokens, in tokens.
+const SEQUENCE: usize = 64;
+
+/// What a token costs that is told with its log probabilities.
+const WITH_LOGPROBS: usize = 8;
+
+/// Stop texts: each is looked for in the whole answer.
+const MAX_STOPS: usize = 64;
 
 /// A request's body.
 pub(super) type Fields = Map<String, Value>;
@@ -66,13 +82,63 @@ impl Ask {
         })
     }
 
-    /// The answers, to be generated.
-    pub(super) fn orders(&self) -> Vec<Order> {
-        let order = |which| Order {
-            prompt: Arc::clone(&self.prompt),
-            answer: Answer::new(&self.prompt, which, &self.form, &self.sampling, self.max_tokens),
+    /// The answers, to be generated. Refused where they are too many for this host's memory.
+    pub(super) fn orders(&self, app: &App, fields: &Fields) -> Result<Vec<Order>, Refusal> {
+        let mut budget = Budget::new(app, fields, "n");
+        let order = |which| {
+            budget.sequence(self.prompt.len())?;
+            let answer = Answer::new(&self.prompt, which, &self.form, &self.sampling, self.max_tokens);
+            budget.answer(answer.tokens.len())?;
+            Ok(Order { prompt: Arc::clone(&self.prompt), answer })
         };
         (0..self.answers as u64).map(order).collect()
+    }
+}
+
+/// What one request may cost in memory and time, in tokens. An engine's memory bounds vLLM; a simulated one shares its host's with others.
+pub(super) struct Budget {
+    most: usize,
+    left: usize,
+    per_answer_token: usize,
+    field: &'static str,
+}
+
+impl Budget {
+    /// All of it. `field` is to blame where it is too little.
+    pub(super) fn new(app: &App, fields: &Fields, field: &'static str) -> Self {
+        let most = app.settings.engine.max_model_len.max(MAX_TOKENS);
+        let logprobs = fields.get("logprobs").is_some_and(|asked| *asked == true || asked.is_u64());
+        let (per_answer_token, field) = if logprobs { (WITH_LOGPROBS, "logprobs") } else { (1, field) };
+        // What one sequence costs beside its tokens is never too much.
+        Self { most, left: most + SEQUENCE, per_answer_token, field }
+    }
+
+    /// For a sequence with so long a prompt.
+    pub(super) fn sequence(&mut self, prompt: usize) -> Result<(), Refusal> {
+        self.take(prompt + SEQUENCE)
+    }
+
+    /// For its answer.
+    pub(super) fn answer(&mut self, tokens: usize) -> Result<(), Refusal> {
+        self.take(tokens * self.per_answer_token)
+    }
+
+    fn take(&mut self, cost: usize) -> Result<(), Refusal> {
+        match self.left.checked_sub(cost) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => {
+                let most = self.most;
+                let message = format!(
+                    "This simulated replica takes at most {most} tokens in all prompts and answers of a request together, where each \
+                     sequence counts as {SEQUENCE} more and a token with log probabilities as {WITH_LOGPROBS}. Please request fewer \
+                     sequences or tokens."
+                );
+                Err(Refusal::parameter(&message, self.field, None))
+            }
+        }
     }
 }
 
@@ -119,6 +185,10 @@ pub(super) fn sampling(fields: &Fields, limit: &[&str]) -> Result<Sampling, Refu
         Some(Value::Array(stops)) => stops.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         _ => vec![],
     };
+    if stop.len() > MAX_STOPS {
+        let message = format!("stop list length {} exceeds the maximum allowed count of {MAX_STOPS}.", stop.len());
+        return Err(Refusal::parameter(&message, "stop", None));
+    }
     let count = |value: Option<i64>| value.and_then(|value| usize::try_from(value).ok());
     Ok(Sampling {
         max_tokens: count(max_tokens),
@@ -134,7 +204,10 @@ pub(super) fn sampling(fields: &Fields, limit: &[&str]) -> Result<Sampling, Refu
 pub(super) fn answers(fields: &Fields) -> Result<usize, Refusal> {
     match integer(fields, "n")?.unwrap_or(1) {
         few @ ..1 => Err(Refusal::bad(format!("n must be at least 1, got {few}."))),
-        many => Ok(usize::try_from(many).unwrap_or(usize::MAX).min(1_024)),
+        many if many > MAX_ANSWERS => Err(Refusal::bad(format!(
+            "n must be at most {MAX_ANSWERS}, got {many}. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment variable."
+        ))),
+        many => Ok(usize::try_from(many).unwrap_or(1)),
     }
 }
 
@@ -163,8 +236,8 @@ pub(super) fn streaming(fields: &Fields) -> Result<(bool, bool, bool), Refusal> 
 pub(super) fn form(fields: &Fields) -> Form {
     let format = fields.get("response_format").unwrap_or(&Value::Null);
     match format["type"].as_str() {
-        Some("json_object") => return Form::Json(None),
-        Some("json_schema") => return Form::Json(Some(format["json_schema"]["schema"].clone())),
+        Some("json_object") => return Form::Json,
+        Some("json_schema") => return of_schema(&format["json_schema"]["schema"]),
         _ => {}
     }
     let Some(structured) = fields.get("structured_outputs") else { return Form::Text };
@@ -172,12 +245,17 @@ pub(super) fn form(fields: &Fields) -> Form {
         return Form::Exactly(choice.into());
     }
     match &structured["json"] {
-        Value::Null if structured["json_object"] == true => Form::Json(None),
+        Value::Null if structured["json_object"] == true => Form::Json,
         Value::Null => Form::Text,
         // A schema may come as text.
-        Value::String(schema) => Form::Json(serde_json::from_str(schema).ok()),
-        schema => Form::Json(Some(schema.clone())),
+        Value::String(schema) => serde_json::from_str(schema).map_or(Form::Json, |schema: Value| of_schema(&schema)),
+        schema => of_schema(schema),
     }
+}
+
+/// A value that `schema` accepts.
+pub(super) fn of_schema(schema: &Value) -> Form {
+    Form::Exactly(prompt::written(&schema::instance(schema)))
 }
 
 /// Which of `tools` an answer calls, if any. `choice` is as in chat requests.
@@ -185,7 +263,8 @@ pub(super) fn choose(tools: &[Value], choice: &Value, messages: &[Message]) -> R
     let call = |tool: &Value, chosen| {
         let function = &tool["function"];
         let name = function["name"].as_str().unwrap_or_default().to_owned();
-        Some((Form::Call { name, parameters: function["parameters"].clone() }, chosen))
+        let arguments = prompt::written(&schema::instance(&function["parameters"]));
+        Some((Form::Call { name, arguments }, chosen))
     };
     let first = |chosen| tools.first().and_then(|tool| call(tool, chosen));
     match choice {
@@ -202,7 +281,8 @@ pub(super) fn choose(tools: &[Value], choice: &Value, messages: &[Message]) -> R
         Value::String(choice) if choice == "none" => Ok(None),
         Value::String(choice) if choice == "required" => Ok(first(Chosen::Required)),
         // After a tool's result there is something to say; before that, a tool is what an agent needs.
-        _ => Ok(first(Chosen::Model).filter(|_| messages.last().is_some_and(|last| last.role == "user"))),
+        _ if messages.last().is_some_and(|last| last.role == "user") => Ok(first(Chosen::Model)),
+        _ => Ok(None),
     }
 }
 

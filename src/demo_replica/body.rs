@@ -3,15 +3,24 @@
 //! What the object's fields must be is the surfaces' business.
 
 use axum::body::Body;
+use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderMap};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use memchr::memchr3_iter;
 use serde_json::Value;
+use tokio::task::spawn_blocking;
 
 use super::ask::Fields;
 use super::refusal::Refusal;
 
-/// Bodies longer than this are not read; uvicorn has no limit, but a simulated replica shares its host's memory.
-const MAX_BODY: usize = 256 << 20;
+/// Bodies longer than this are not read; uvicorn has no limit, but a simulated replica shares its host's memory. So much the router takes, too.
+const MAX_BODY: usize = 64 << 20;
+
+/// Values in a body, lists of tokens above all: each takes far more memory than its few bytes.
+const MAX_VALUES: usize = 1 << 21;
+
+/// Bodies longer than this take milliseconds to be read, so that no one else should wait for it.
+const LONG: usize = 1 << 20;
 
 /// The body's object.
 pub(super) async fn fields(headers: &HeaderMap, body: Body) -> Result<Fields, Refusal> {
@@ -19,12 +28,33 @@ pub(super) async fn fields(headers: &HeaderMap, body: Body) -> Result<Fields, Re
     if content_type.split(';').next() != Some("application/json") {
         return Err(Refusal::invalid("Unsupported Media Type: Only 'application/json' is allowed", None));
     }
-    let body =
-        Limited::new(body, MAX_BODY).collect().await.map_err(|error| Refusal::bad(format!("cannot read the body: {error}")))?.to_bytes();
+    let body = Limited::new(body, MAX_BODY).collect().await.map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            too_large(&format!("The request's body is larger than {MAX_BODY} bytes."))
+        } else {
+            Refusal::bad(format!("cannot read the body: {error}"))
+        }
+    })?;
+    let body = body.to_bytes();
+    if body.len() <= LONG {
+        return read(&body);
+    }
+    spawn_blocking(move || read(&body)).await.unwrap_or_else(|error| Err(Refusal::bad(format!("cannot read the body: {error}"))))
+}
+
+fn too_large(message: &str) -> Refusal {
+    Refusal { status: StatusCode::PAYLOAD_TOO_LARGE, early: true, ..Refusal::bad(message) }
+}
+
+fn read(body: &[u8]) -> Result<Fields, Refusal> {
     if body.is_empty() {
         return Err(Refusal::missing("body", "None"));
     }
-    match serde_json::from_slice(&body) {
+    // Each value but the first of its list or object has a comma before it.
+    if memchr3_iter(b',', b'[', b'{', body).count() > MAX_VALUES {
+        return Err(too_large(&format!("The request's body has more than {MAX_VALUES} values.")));
+    }
+    match serde_json::from_slice(body) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(other) => {
             let input = match &other {
@@ -38,7 +68,7 @@ pub(super) async fn fields(headers: &HeaderMap, body: Body) -> Result<Fields, Re
             Err(Refusal::invalid(&details, Some("body".into())))
         }
         Err(error) => {
-            let at = position(&body, &error);
+            let at = position(body, &error);
             let details = format!(
                 "{{'type': 'json_invalid', 'loc': 'body.{at}', 'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {{'error': \
                  '{}'}}}}",

@@ -21,13 +21,13 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
     let app = Arc::clone(&call.app);
     let (stream, usage, continuous) = ask::streaming(fields)?;
     let ask = read(&app, fields)?;
-    let mut flight = call.launch(ask.orders(), ask.salt.as_deref(), ask.max_tokens)?;
+    let mut flight = call.launch(ask.orders(&app, fields)?, ask.salt.as_deref(), ask.max_tokens)?;
     let teller = Teller::new(call, &ask, fields);
     if stream {
         let narrator = Chunks { teller, usage, continuous, called: vec![false; ask.answers], chosen: ask.chosen };
         return Ok(Reply::stream(Story::new(flight, narrator, Events::default())));
     }
-    flight.whole().await;
+    flight.whole().await?;
     Ok(Reply::json(&teller.whole(&flight, ask.chosen)).with_load(call))
 }
 
@@ -148,15 +148,15 @@ impl Teller {
         }
         message["reasoning"] = Value::Null;
         json!({
-            "index": at, "message": message, "logprobs": self.logprobs(answer.tokens.iter().zip(&answer.pieces)), "finish_reason": finish,
+            "index": at, "message": message, "logprobs": self.logprobs(answer.pieces.iter()), "finish_reason": finish,
             "stop_reason": answer.stopped_by, "token_ids": self.token_ids.then(|| answer.tokens.clone()), "routed_experts": null,
         })
     }
 
     /// Every token was as likely as any other.
-    fn logprobs<'a>(&self, told: impl Iterator<Item = (&'a u32, &'a String)>) -> Value {
+    fn logprobs<'a>(&self, told: impl Iterator<Item = &'a str>) -> Value {
         let Some(likely) = self.logprobs else { return Value::Null };
-        let content = told.map(|(_, piece)| {
+        let content = told.map(|piece| {
             let one = json!({"token": piece, "logprob": -0.5, "bytes": piece.as_bytes()});
             let mut with_others = one.clone();
             with_others["top_logprobs"] = vec![one; likely.min(1)].into();
@@ -187,7 +187,7 @@ impl Narrator for Chunks {
         }
         let answer = &sequences[step.sequence].answer;
         let delta = match delta(answer, step, &mut self.called[step.sequence]) {
-            Delta::Text => json!({"content": answer.pieces[step.token]}),
+            Delta::Text => json!({"content": answer.pieces.get(step.token)}),
             Delta::Name(name) => {
                 let call = json!({"id": self.teller.tool_call(step.sequence), "type": "function", "index": 0, "function": {"name": name}});
                 json!({"content": null, "tool_calls": [call]})
@@ -197,7 +197,7 @@ impl Narrator for Chunks {
             Delta::Nothing => return,
         };
         let told = step.token..=step.token;
-        let logprobs = self.teller.logprobs(answer.tokens[told.clone()].iter().zip(&answer.pieces[told.clone()]));
+        let logprobs = self.teller.logprobs(std::iter::once(answer.pieces.get(step.token)));
         let mut choice = json!({"index": step.sequence, "delta": delta, "logprobs": logprobs, "finish_reason": null});
         if step.last {
             let calls = self.called[step.sequence] && answer.complete && self.chosen != Chosen::Named;
@@ -272,5 +272,5 @@ pub(super) fn delta<'a>(answer: &'a super::answer::Answer, step: Step, called: &
         *called = true;
         return Delta::Name(&call.name);
     }
-    if call.written.contains(&step.token) { Delta::Arguments(&answer.pieces[step.token]) } else { Delta::Nothing }
+    if call.written.contains(&step.token) { Delta::Arguments(answer.pieces.get(step.token)) } else { Delta::Nothing }
 }

@@ -16,6 +16,9 @@ use super::tokens;
 /// vLLM's default for `max_tokens`, as in OpenAI's first API.
 const MAX_TOKENS: usize = 16;
 
+/// vLLM's default for `VLLM_MAX_COMPLETION_PROMPTS`.
+const MAX_PROMPTS: usize = 1_024;
+
 /// Answers a request.
 pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Refusal> {
     let app = Arc::clone(&call.app);
@@ -34,11 +37,14 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
     }
     sampling.max_tokens = Some(asked);
     let (form, each) = (ask::form(fields), ask::answers(fields)?);
-    let mut orders = Vec::with_capacity(prompts.len() * each);
+    let mut budget = ask::Budget::new(&app, fields, if each > 1 { "n" } else { "prompt" });
+    let mut orders = Vec::new();
     for prompt in &prompts {
         let room = ask::room(&app, prompt.tokens.len(), prompt.is_text)?;
         for which in 0..each as u64 {
+            budget.sequence(prompt.tokens.len())?;
             let answer = Answer::new(&prompt.tokens, which, &form, &sampling, room);
+            budget.answer(answer.tokens.len())?;
             orders.push(Order { prompt: Arc::clone(&prompt.tokens), answer });
         }
     }
@@ -55,12 +61,12 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
         logprobs: fields.get("logprobs").is_some_and(Value::is_u64),
         usage,
         continuous,
-        told: vec![false; prompts.len() * each],
+        told: vec![None; flight.sequences.len()],
     };
     if stream {
         return Ok(Reply::stream(Story::new(flight, teller, Events::default())));
     }
-    flight.whole().await;
+    flight.whole().await?;
     Ok(Reply::json(&teller.whole(&flight)).with_load(call))
 }
 
@@ -79,6 +85,14 @@ fn prompts(prompt: Option<&Value>) -> Result<Vec<Prompt>, Refusal> {
         Some(Value::Array(prompts)) => prompts.iter().map(one).collect::<Result<_, _>>()?,
         Some(one_prompt) => vec![one(one_prompt)?],
     };
+    if prompts.len() > MAX_PROMPTS {
+        let message = format!(
+            "prompt list length {} exceeds the maximum allowed count of {MAX_PROMPTS}. To increase this limit, set the \
+             VLLM_MAX_COMPLETION_PROMPTS environment variable.",
+            prompts.len()
+        );
+        return Err(Refusal::parameter(&message, "prompt", None));
+    }
     if prompts.iter().any(|prompt| prompt.tokens.is_empty()) { Err(empty()) } else { Ok(prompts) }
 }
 
@@ -111,20 +125,20 @@ struct Teller {
     logprobs: bool,
     usage: bool,
     continuous: bool,
-    /// Which answers have told their prompt.
-    told: Vec<bool>,
+    /// How many signs of each answer have been told; nothing where not even its prompt has.
+    told: Vec<Option<usize>>,
 }
 
 impl Teller {
     fn whole(&self, flight: &Flight) -> Value {
         let choice = |(at, sequence): (usize, &Sequence)| {
             let answer = &sequence.answer;
-            let mut text = if self.echo_only { String::new() } else { answer.text() };
+            let mut text = if self.echo_only { String::new() } else { answer.text().to_owned() };
             if self.echo && !self.token_ids {
                 text.insert_str(0, &tokens::decode(&sequence.prompt));
             }
             json!({
-                "index": at, "text": text, "logprobs": self.logprobs(&answer.pieces, 0), "finish_reason": answer.finish_reason(),
+                "index": at, "text": text, "logprobs": self.logprobs(answer.pieces.iter(), 0), "finish_reason": answer.finish_reason(),
                 "stop_reason": answer.stopped_by, "token_ids": self.token_ids.then(|| answer.tokens.clone()), "prompt_logprobs": null,
                 "prompt_token_ids": self.token_ids.then(|| sequence.prompt.to_vec()), "routed_experts": null,
             })
@@ -152,17 +166,17 @@ impl Teller {
     }
 
     /// Every token was as likely as any other.
-    fn logprobs(&self, told: &[String], before: usize) -> Value {
+    fn logprobs<'a>(&self, told: impl Iterator<Item = &'a str>, before: usize) -> Value {
         if !self.logprobs {
             return Value::Null;
         }
         let mut offset = before;
-        let mut offsets = Vec::with_capacity(told.len());
-        for piece in told {
+        let (told, mut offsets): (Vec<&str>, Vec<usize>) = (told.collect(), vec![]);
+        for piece in &told {
             offsets.push(offset);
             offset += piece.chars().count();
         }
-        let likely: Vec<Value> = told.iter().map(|piece| json!({ piece: -0.5 })).collect();
+        let likely: Vec<Value> = told.iter().map(|piece| json!({ *piece: -0.5 })).collect();
         json!({"text_offset": offsets, "token_logprobs": vec![-0.5; told.len()], "tokens": told, "top_logprobs": likely})
     }
 
@@ -174,15 +188,17 @@ impl Teller {
 impl Narrator for Teller {
     fn token(&mut self, step: Step, sequences: &[Sequence], events: &mut Events) {
         let Sequence { answer, prompt, .. } = &sequences[step.sequence];
-        let mut text = if self.echo_only { String::new() } else { answer.pieces[step.token].clone() };
-        let first = !std::mem::replace(&mut self.told[step.sequence], true);
+        let mut text = if self.echo_only { String::new() } else { answer.pieces.get(step.token).to_owned() };
+        let piece = answer.pieces.get(step.token);
+        let first = self.told[step.sequence].is_none();
+        let before = self.told[step.sequence].unwrap_or(0);
+        self.told[step.sequence] = Some(before + piece.chars().count());
         if first && self.echo && !self.token_ids {
             text.insert_str(0, &tokens::decode(prompt));
         }
         let finish = step.last.then(|| answer.finish_reason());
-        let before = answer.pieces[..step.token].iter().map(|piece| piece.chars().count()).sum();
         let choice = json!({
-            "index": step.sequence, "text": text, "logprobs": self.logprobs(&answer.pieces[step.token..=step.token], before),
+            "index": step.sequence, "text": text, "logprobs": self.logprobs(std::iter::once(piece), before),
             "finish_reason": finish, "stop_reason": answer.stopped_by.as_ref().filter(|_| step.last),
             "prompt_token_ids": (first && (self.token_ids || self.echo)).then(|| prompt.to_vec()),
             "token_ids": self.token_ids.then(|| answer.tokens[step.token..=step.token].to_vec()),

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::answer::Answer;
@@ -18,6 +21,37 @@ use super::tokens;
 
 /// How long vectors are where nothing is said.
 const DIMENSIONS: usize = 256;
+
+/// As many inputs as OpenAI takes.
+const MAX_INPUTS: usize = 2_048;
+
+/// Numbers in all vectors of an answer.
+const MAX_NUMBERS: usize = 1 << 22;
+
+/// One vector, as it is written.
+#[derive(Serialize)]
+struct Embedding {
+    index: usize,
+    object: &'static str,
+    embedding: Vector,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector {
+    Base64(String),
+    Numbers(Vec<f64>),
+}
+
+#[derive(Serialize)]
+struct Body {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    data: Vec<Embedding>,
+    usage: Value,
+}
 
 /// Answers a request.
 pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Refusal> {
@@ -47,21 +81,40 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
     if prompts.iter().any(Vec::is_empty) || prompts.is_empty() {
         return Err(Refusal::bad("You must pass at least one prompt"));
     }
+    if prompts.len() > MAX_INPUTS {
+        let message = format!("input list length {} exceeds the maximum allowed count of {MAX_INPUTS}.", prompts.len());
+        return Err(Refusal::parameter(&message, "input", None));
+    }
+    if prompts.len() * dimensions > MAX_NUMBERS {
+        let message =
+            format!("{} inputs with {dimensions} dimensions each exceed the {MAX_NUMBERS} numbers that an answer may have.", prompts.len());
+        return Err(Refusal::parameter(&message, "input", None));
+    }
+    let mut budget = ask::Budget::new(&app, fields, "input");
+    prompts.iter().try_for_each(|prompt| budget.sequence(prompt.len()))?;
     let orders = prompts.into_iter().map(|prompt| Order { prompt: prompt.into(), answer: Answer::default() }).collect();
     let mut flight = call.launch(orders, salt.as_deref(), 0)?;
-    flight.whole().await;
+    flight.whole().await?;
     let base64 = ask::text(fields, "encoding_format") == Some("base64");
-    let data = flight.sequences.iter().enumerate().map(|(at, sequence)| {
-        let vector = vector(&sequence.prompt, dimensions);
-        json!({"index": at, "object": "embedding", "embedding": if base64 { encoded(&vector).into() } else { Value::from(vector) }})
-    });
-    let data: Vec<Value> = data.collect();
-    let used: usize = flight.sequences.iter().map(|sequence| sequence.prompt.len()).sum();
-    Ok(Reply::json(&json!({
-        "id": format!("embd-{}", call.id), "object": "list", "created": call.created, "model": app.settings.model, "data": data,
-        "usage": {"prompt_tokens": used, "total_tokens": used, "completion_tokens": 0, "prompt_tokens_details": null,
-            "completion_tokens_details": null},
-    })))
+    let prompts: Vec<Arc<[u32]>> = flight.sequences.iter().map(|sequence| Arc::clone(&sequence.prompt)).collect();
+    let used: usize = prompts.iter().map(|prompt| prompt.len()).sum();
+    let (id, created, model) = (format!("embd-{}", call.id), call.created, app.settings.model.clone());
+    let write = move || {
+        let data = prompts.iter().enumerate().map(|(index, prompt)| {
+            let vector = vector(prompt, dimensions);
+            let embedding =
+                if base64 { Vector::Base64(encoded(&vector)) } else { Vector::Numbers(vector.into_iter().map(f64::from).collect()) };
+            Embedding { index, object: "embedding", embedding }
+        });
+        let usage = json!({"prompt_tokens": used, "total_tokens": used, "completion_tokens": 0, "prompt_tokens_details": null,
+            "completion_tokens_details": null});
+        serde_json::to_string(&Body { id, object: "list", created, model, data: data.collect(), usage })
+    };
+    // Millions of numbers take a while.
+    match spawn_blocking(write).await.map_err(|error| error.to_string()).and_then(|text| text.map_err(|error| error.to_string())) {
+        Ok(text) => Ok(Reply::new(StatusCode::OK, Some("application/json"), text.into())),
+        Err(error) => Err(Refusal { status: StatusCode::INTERNAL_SERVER_ERROR, kind: "InternalServerError", ..Refusal::bad(error) }),
+    }
 }
 
 /// A text, a list of texts, token ids, or a list of lists of token ids.

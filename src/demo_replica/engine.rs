@@ -26,6 +26,8 @@ struct Shared {
     state: Mutex<State>,
     /// Somebody has come.
     arrival: Notify,
+    /// Steps take another time than before.
+    pace: Notify,
 }
 
 struct State {
@@ -34,6 +36,8 @@ struct State {
     next_id: u64,
     /// How many times as long steps take as the model says.
     slowness: f64,
+    /// What drives it has panicked: nobody gets any more tokens.
+    broken: bool,
 }
 
 struct Waiting {
@@ -67,30 +71,34 @@ impl Engine {
     /// An idle engine, and what drives it: to be spawned, and aborted to stop it. `settings` must be without problem. `on_step` is told of
     /// each step how many tokens it computes.
     pub fn new<F: Fn(usize) + Send>(settings: Settings, on_step: F) -> (Self, impl Future<Output = ()> + Send + use<F>) {
-        let state = State { model: ReplicaModel::new(settings), waiting: HashMap::new(), next_id: 0, slowness: 1.0 };
-        let engine = Self { shared: Arc::new(Shared { state: Mutex::new(state), arrival: Notify::new() }) };
+        let state = State { model: ReplicaModel::new(settings), waiting: HashMap::new(), next_id: 0, slowness: 1.0, broken: false };
+        let engine = Self { shared: Arc::new(Shared { state: Mutex::new(state), arrival: Notify::new(), pace: Notify::new() }) };
         let driver = engine.clone();
         (engine, async move { driver.run(on_step).await })
     }
 
-    /// Asks for the answer `output` to `prompt`. Nothing where both together are longer than the engine takes, or the prompt is empty.
+    /// Asks for the answer `output` to `prompt`. Nothing where both together are longer than the engine takes, the prompt is empty, or the engine
+    /// is broken.
     pub fn submit(&self, prompt: &[u32], output: &[u32], salt: Option<&str>) -> Option<Generation> {
         self.submit_all(&[(prompt, output)], salt)?.pop()
     }
 
     /// The same for several prompts and their answers, between the same two steps. Nothing where one of them cannot be taken.
     pub fn submit_all(&self, orders: &[(&[u32], &[u32])], salt: Option<&str>) -> Option<Vec<Generation>> {
-        // Hashing takes a moment, so it does not hold up the engine.
         let settings = self.settings();
+        if orders.iter().any(|(prompt, output)| prompt.is_empty() || prompt.len() + output.len() > settings.max_model_len) {
+            return None;
+        }
+        // Hashing takes a moment, so it does not hold up the engine.
         let hashed: Vec<_> = orders
             .iter()
             .map(|(prompt, output)| blocks::hashes(prompt.iter().chain(*output).copied(), settings.block_size, salt))
             .collect();
-        if orders.iter().any(|(prompt, output)| prompt.is_empty() || prompt.len() + output.len() > settings.max_model_len) {
-            return None;
-        }
         let mut generations = Vec::with_capacity(orders.len());
         let mut state = self.state();
+        if state.broken {
+            return None;
+        }
         for ((prompt, output), blocks) in orders.iter().zip(hashed) {
             let (sender, outputs) = mpsc::unbounded_channel();
             let id = state.next_id;
@@ -119,12 +127,19 @@ impl Engine {
         self.state().model.reset_cache()
     }
 
-    /// From the next step on, steps take `factor` times as long as the model says.
+    /// From now on, steps take `factor` times as long as the model says; so does what is left of the one under way.
     pub fn slow_down(&self, factor: f64) {
         self.state().slowness = factor;
+        self.shared.pace.notify_one();
+    }
+
+    /// It has failed, and answers nobody any more.
+    pub fn is_broken(&self) -> bool {
+        self.state().broken
     }
 
     async fn run(self, on_step: impl Fn(usize)) {
+        let _in_case = InCaseOfPanic(&self);
         let mut now = Instant::now();
         loop {
             let started = {
@@ -148,9 +163,23 @@ impl Engine {
             }
             on_step(usize::try_from(tokens).unwrap_or(usize::MAX));
             // The model's time, not the timer's: late wake-ups do not add up.
-            now = (now + step.length.mul_f64(slowness)).max(Instant::now() - MOST_LAG);
-            sleep_until(now).await;
+            let due = (now + step.length.mul_f64(slowness)).max(Instant::now() - MOST_LAG);
+            now = self.wait(due, slowness).await;
             self.finish_step(now);
+        }
+    }
+
+    /// Waits for the end of a step that is `due` at this `slowness`, or at the time that comes of it where that changes.
+    async fn wait(&self, mut due: Instant, mut slowness: f64) -> Instant {
+        loop {
+            tokio::select! {
+                () = sleep_until(due) => return due,
+                () = self.shared.pace.notified() => {
+                    let (now, before) = (Instant::now(), slowness);
+                    slowness = self.state().slowness;
+                    due = due.min(now) + due.saturating_duration_since(now).div_f64(before).mul_f64(slowness);
+                }
+            }
         }
     }
 
@@ -167,13 +196,26 @@ impl Engine {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds this lock.
+        // What panics while it holds this lock breaks the engine, which is told.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Tells everybody who waits that nothing comes any more, where what drives the engine panics. Where it is aborted, the server goes as well.
+struct InCaseOfPanic<'a>(&'a Engine);
+
+impl Drop for InCaseOfPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.state();
+            state.broken = true;
+            state.waiting.clear();
+        }
+    }
+}
+
 impl Generation {
-    /// What is next; nothing after the last, or where the engine was stopped.
+    /// What is next; nothing after the last, or where the engine is broken.
     pub async fn next(&mut self) -> Option<Output> {
         self.outputs.recv().await
     }
@@ -221,6 +263,31 @@ mod tests {
         assert_eq!(seen, [(1, false, 20), (2, false, 30), (3, true, 40)]);
         assert!(engine.submit(&[], &[1], None).is_none());
         assert!(engine.submit(&[1; 1_000], &[1], None).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_pace_holds_at_once() {
+        let engine = start();
+        engine.slow_down(1_000.0);
+        let begun = Instant::now();
+        let mut generation = engine.submit(&[1; 10], &[1, 2], None).expect("it fits");
+        // A step of ten seconds, of which half is left.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        engine.slow_down(1.0);
+        generation.next().await.expect("a token");
+        assert_eq!(begun.elapsed().as_millis(), 5_005);
+        generation.next().await.expect("a token");
+        assert_eq!(begun.elapsed().as_millis(), 5_015);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_for_a_broken_engine_is_told() {
+        let (engine, driver) = Engine::new(Settings::default(), |_| panic!("as if a step had failed"));
+        let mut generation = engine.submit(&[1; 10], &[1, 2], None).expect("it fits");
+        assert!(!engine.is_broken());
+        assert!(tokio::spawn(driver).await.is_err());
+        assert_eq!(generation.next().await, None);
+        assert!(engine.is_broken() && engine.submit(&[1; 10], &[1, 2], None).is_none());
     }
 
     #[tokio::test(start_paused = true)]

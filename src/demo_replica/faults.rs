@@ -27,6 +27,9 @@ pub(super) const PATHS: [(&str, &str); 1] = [("/demo/faults", "GET, POST, DELETE
 /// Control bodies are short.
 const MAX_BODY: usize = 64 << 10;
 
+/// Faults that are on at one time.
+const MOST_FAULTS: usize = 100;
+
 /// Faults that are switched on, in the order in which they were.
 #[derive(Debug, Default)]
 pub(super) struct Faults(Mutex<Vec<Fault>>);
@@ -127,6 +130,10 @@ impl Asked {
                 _ => Err(format!("status: {} is out of range; allowed: 400 to 999", json!(self.status))),
             },
             "slow_start" => Ok(Kind::SlowStart { until: Instant::now() + self.seconds()? }),
+            // Steps are everybody's, so no request is its last.
+            "slow" if self.factor.is_some() && self.times.is_some() => {
+                Err("times: does not go with factor, which lasts until DELETE; allowed: times with seconds".into())
+            }
             "slow" => match self.factor.unwrap_or(1.0) {
                 0.001..=1_000.0 if self.factor.or(self.seconds).is_some() => Ok(Kind::Slow { delay: self.seconds()? }),
                 factor if self.factor.is_some() => Err(format!("factor: {factor} is out of range; allowed: 0.001 to 1000")),
@@ -267,10 +274,17 @@ fn switch_on(app: &App, body: &[u8]) -> Result<Value, String> {
     if asked.fault == "cache_reset" {
         return if app.engine.reset_cache() { Ok(app.faults.show()) } else { Err("cache_reset: not while requests run".into()) };
     }
-    if let Some(factor) = asked.factor {
+    let factor = asked.factor;
+    {
+        let mut faults = app.faults.state();
+        if faults.len() >= MOST_FAULTS {
+            return Err(format!("{} faults are on; allowed: {MOST_FAULTS}; DELETE clears them", faults.len()));
+        }
+        faults.push(Fault { asked, kind });
+    }
+    if let Some(factor) = factor {
         app.engine.slow_down(factor);
     }
-    app.faults.state().push(Fault { asked, kind });
     Ok(app.faults.show())
 }
 
@@ -311,6 +325,7 @@ mod tests {
         check(r#"{"fault": "stall", "at": "head"}"#, Err("at: does not go with the fault stall; allowed: health, times"));
         check(r#"{"fault": "status", "status": 200}"#, Err("status: 200 is out of range; allowed: 400 to 999"));
         check(r#"{"fault": "status"}"#, Err("status: null is out of range"));
+        check(r#"{"fault": "slow", "factor": 2, "times": 1}"#, Err("times: does not go with factor, which lasts until DELETE"));
         check(r#"{"fault": "slow"}"#, Err("factor: it is missing"));
         check(r#"{"fault": "slow", "factor": 0}"#, Err("factor: 0 is out of range"));
         check(r#"{"fault": "slow_start", "seconds": -1}"#, Err("seconds: -1 is out of range; allowed: 0 to 86400"));

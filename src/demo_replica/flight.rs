@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use axum::http::StatusCode;
 use tokio::time::Instant;
 
 use super::App;
@@ -57,6 +58,20 @@ pub(super) struct Step {
     pub(super) last: bool,
 }
 
+/// The engine is broken: what has not come by now never will.
+#[derive(Debug)]
+pub(super) struct Broken;
+
+impl From<Broken> for Refusal {
+    fn from(_: Broken) -> Self {
+        Refusal {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            kind: "InternalServerError",
+            ..Refusal::bad("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+        }
+    }
+}
+
 impl Flight {
     /// Puts all orders into the engine's queue.
     pub(super) fn launch(app: &Arc<App>, entry: Entry, orders: Vec<Order>, salt: Option<&str>, max_tokens: usize) -> Result<Self, Refusal> {
@@ -64,8 +79,9 @@ impl Flight {
         let parts: Vec<(&[u32], &[u32])> = orders.iter().map(|order| (&*order.prompt, order.answer.tokens.as_slice())).collect();
         // Surfaces keep to the model's length; this is in case one does not.
         let longest = parts.iter().map(|(prompt, answer)| prompt.len() + answer.len()).max().unwrap_or(0);
-        let generations =
-            app.engine.submit_all(&parts, salt).ok_or_else(|| Refusal::too_long(longest, app.settings.engine.max_model_len, false))?;
+        let generations = app.engine.submit_all(&parts, salt).ok_or_else(|| {
+            if app.engine.is_broken() { Broken.into() } else { Refusal::too_long(longest, app.settings.engine.max_model_len, false) }
+        })?;
         let sequence = |(Order { prompt, answer }, generation)| Sequence {
             answer,
             prompt,
@@ -81,7 +97,7 @@ impl Flight {
     }
 
     /// The next token of any sequence; nothing when all have ended.
-    pub(super) fn poll_next(&mut self, polled: &mut Context<'_>) -> Poll<Option<Step>> {
+    pub(super) fn poll_next(&mut self, polled: &mut Context<'_>) -> Poll<Result<Option<Step>, Broken>> {
         let before_all = self.sequences.iter().all(|sequence| sequence.first.is_none());
         // In turn, so that answers that come together are told together, even to a reader who is behind.
         let turn = self.turn;
@@ -95,23 +111,23 @@ impl Flight {
                     self.count(at, output);
                     self.turn = (at + 1) % self.sequences.len();
                     let token = output.generated.saturating_sub(1);
-                    return Poll::Ready(Some(Step { sequence: at, token, first: before_all, last: output.finished }));
+                    return Poll::Ready(Ok(Some(Step { sequence: at, token, first: before_all, last: output.finished })));
                 }
-                // The engine was stopped; the whole server is about to go.
-                Poll::Ready(None) => return Poll::Pending,
+                Poll::Ready(None) => return Poll::Ready(Err(Broken)),
                 Poll::Pending => {}
             }
         }
         if self.sequences.iter().all(|sequence| sequence.ended) {
             self.entry.finish();
-            return Poll::Ready(None);
+            return Poll::Ready(Ok(None));
         }
         Poll::Pending
     }
 
     /// Waits until all sequences have ended.
-    pub(super) async fn whole(&mut self) {
-        while poll_fn(|polled| self.poll_next(polled)).await.is_some() {}
+    pub(super) async fn whole(&mut self) -> Result<(), Broken> {
+        while poll_fn(|polled| self.poll_next(polled)).await?.is_some() {}
+        Ok(())
     }
 
     fn count(&mut self, at: usize, output: Output) {
@@ -165,5 +181,52 @@ impl Drop for Flight {
         for _ in self.sequences.iter().filter(|sequence| !sequence.ended) {
             self.app.metrics.aborted();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::http::header::CONTENT_TYPE;
+    use axum::http::{Request, Response};
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::super::engine::Engine;
+    use super::super::faults::Faults;
+    use super::super::journal::Journal;
+    use super::super::metrics::Metrics;
+    use super::super::{Settings, http};
+    use super::*;
+
+    /// A replica whose engine breaks in its first step.
+    fn breaking() -> Arc<App> {
+        let settings = Settings::default();
+        let metrics = Arc::new(Metrics::new(&settings.model, &settings.engine));
+        let (engine, driver) = Engine::new(settings.engine.clone(), |_| panic!("as if a step had failed"));
+        tokio::spawn(driver);
+        Arc::new(App { settings, engine, metrics, journal: Journal::default(), faults: Faults::default() })
+    }
+
+    async fn send(app: &Arc<App>, path: &str, body: &'static str) -> Response<Body> {
+        let request = Request::builder().method(if body.is_empty() { "GET" } else { "POST" }).uri(path);
+        let request = request.header(CONTENT_TYPE, "application/json").body(Body::from(body)).expect("a request");
+        http::routes(Arc::clone(app)).oneshot(request).await.expect("an answer")
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_broken_engine() {
+        let app = breaking();
+        assert_eq!(send(&app, "/health", "").await.status(), StatusCode::OK);
+        for _during_and_after in 0..2 {
+            let answer = send(&app, "/v1/completions", r#"{"prompt": "x"}"#).await;
+            assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            let body = answer.into_body().collect().await.expect("a body").to_bytes();
+            assert!(String::from_utf8_lossy(&body).contains("EngineCore encountered an issue"));
+        }
+        assert_eq!(send(&app, "/health", "").await.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let stream = send(&breaking(), "/v1/completions", r#"{"prompt": "x", "stream": true}"#).await;
+        assert_eq!(stream.status(), StatusCode::OK);
+        assert!(stream.into_body().collect().await.is_err(), "it is cut");
     }
 }

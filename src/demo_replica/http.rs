@@ -104,6 +104,8 @@ async fn route(app: Arc<App>, request: Request, path: &str, id: Option<String>) 
         return unauthorized();
     }
     match path {
+        // As vLLM says that its engine is dead.
+        "/health" | "/ping" if app.engine.is_broken() => Reply::empty(StatusCode::SERVICE_UNAVAILABLE),
         "/health" | "/ping" => match app.faults.health().await {
             Some(reply) => reply,
             None => Reply::empty(StatusCode::OK),

@@ -26,12 +26,12 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
     let limit = asked.remove("max_tokens").unwrap_or_default();
     asked.insert("max_completion_tokens".into(), limit);
     let ask = Ask::new(&app, &asked, prompt, form, &["max_completion_tokens"])?;
-    let mut flight = call.launch(ask.orders(), ask.salt.as_deref(), ask.max_tokens)?;
+    let mut flight = call.launch(ask.orders(&app, fields)?, ask.salt.as_deref(), ask.max_tokens)?;
     let teller = Teller::new(call, &ask, fields);
     if ask::flag(fields, "stream") {
         return Ok(Reply::stream(Story::new(flight, Blocks { teller, called: false, block: None, blocks: 0 }, Events::default())));
     }
-    flight.whole().await;
+    flight.whole().await?;
     Ok(Reply::json(&whole(&teller, &flight)))
 }
 
@@ -62,7 +62,7 @@ fn read(fields: &Fields) -> Result<(Prompt, (Form, Chosen)), Refusal> {
     let schema = fields.get("output_config").map(|config| &config["format"]["schema"]).filter(|schema| schema.is_object());
     let form = match ask::choose(&tools, &choice, &messages)? {
         Some(called) => called,
-        None => (schema.map_or(Form::Text, |schema| Form::Json(Some(schema.clone()))), Chosen::Model),
+        None => (schema.map_or(Form::Text, ask::of_schema), Chosen::Model),
     };
     Ok((ask::conversation(&messages, &tools)?, form))
 }
@@ -165,12 +165,12 @@ impl Narrator for Blocks {
             events.named(&json!({"type": "message_start", "message": message}));
         }
         let delta = match delta(answer, step, &mut self.called) {
-            Delta::Text if answer.pieces[step.token].is_empty() => return,
+            Delta::Text if answer.pieces.get(step.token).is_empty() => return,
             Delta::Text => {
                 if self.block.is_none() {
                     self.start(json!({"type": "text", "text": ""}), events);
                 }
-                json!({"type": "text_delta", "text": answer.pieces[step.token]})
+                json!({"type": "text_delta", "text": answer.pieces.get(step.token)})
             }
             Delta::Name(name) => {
                 let block = json!({"type": "tool_use", "id": self.teller.tool_call(0), "name": name, "input": {}});

@@ -140,8 +140,9 @@ impl Prompt {
                     self.tokens.extend(tokens::encode(&std::mem::take(&mut text)));
                     texts = 0;
                     self.tokens.push(MEDIA);
-                    // Below the tokens that mean something.
-                    self.tokens.extend((0..MEDIA_TOKENS).map(|seed| (xxh3_64_with_seed(digest.as_bytes(), seed) >> 33) as u32));
+                    // Media may be megabytes, so they are read once. Below the tokens that mean something.
+                    let media = xxh3_64_with_seed(digest.as_bytes(), 0).to_le_bytes();
+                    self.tokens.extend((0..MEDIA_TOKENS).map(|seed| (xxh3_64_with_seed(&media, seed) >> 33) as u32));
                     let count = self.media.get(*kind).and_then(Value::as_u64).unwrap_or(0);
                     self.media.insert((*kind).into(), (count + MEDIA_TOKENS + 1).into());
                 }

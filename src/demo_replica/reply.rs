@@ -1,6 +1,7 @@
 //! Answers as uvicorn sends them: which fields their heads have, and in which order.
 
 use std::convert::Infallible;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::SystemTime;
@@ -34,7 +35,7 @@ impl Reply {
         Self::new(StatusCode::OK, Some("application/json"), Body::from(body.to_string()))
     }
 
-    pub(super) fn stream(body: impl http_body::Body<Data = Bytes, Error = Infallible> + Send + 'static) -> Self {
+    pub(super) fn stream(body: impl http_body::Body<Data = Bytes, Error = io::Error> + Send + 'static) -> Self {
         Self::new(StatusCode::OK, Some("text/event-stream; charset=utf-8"), Body::new(body))
     }
 

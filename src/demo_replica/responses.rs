@@ -18,7 +18,7 @@ use super::story::{Events, Narrator, Story};
 pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Refusal> {
     let app = Arc::clone(&call.app);
     let ask = read(&app, fields)?;
-    let mut flight = call.launch(ask.orders(), ask.salt.as_deref(), ask.max_tokens)?;
+    let mut flight = call.launch(ask.orders(&app, fields)?, ask.salt.as_deref(), ask.max_tokens)?;
     let teller = Teller::new(call, &ask, fields);
     let frame = frame(call, fields, &ask);
     let item = if matches!(ask.form, Form::Call { .. }) { format!("fc_{}", hex()) } else { format!("msg_{}", hex()) };
@@ -30,7 +30,7 @@ pub(super) async fn answer(call: &mut Call, fields: &Fields) -> Result<Reply, Re
         }
         return Ok(Reply::stream(Story::new(flight, narrator, events)));
     }
-    flight.whole().await;
+    flight.whole().await?;
     Ok(Reply::json(&narrator.response(&flight.sequences)))
 }
 
@@ -57,8 +57,8 @@ fn read(app: &super::App, fields: &Fields) -> Result<Ask, Refusal> {
     };
     let format = fields.get("text").map_or(&Value::Null, |text| &text["format"]);
     let form = match format["type"].as_str() {
-        Some("json_object") => Form::Json(None),
-        Some("json_schema") => Form::Json(Some(format["schema"].clone())),
+        Some("json_object") => Form::Json,
+        Some("json_schema") => ask::of_schema(&format["schema"]),
         _ => ask::form(fields),
     };
     let form = ask::choose(&tools, &choice, &messages)?.unwrap_or((form, Chosen::Model));
@@ -186,7 +186,7 @@ impl Items {
                 if answer.call.is_some() {
                     self.item = format!("msg_{}", hex());
                 }
-                self.message(Some(&answer.text()))
+                self.message(Some(answer.text()))
             }
         };
         self.close(vec![output], answer.complete, self.teller.used(sequences, answer.tokens.len()))
@@ -220,7 +220,7 @@ impl Narrator for Items {
     fn token(&mut self, step: Step, sequences: &[Sequence], events: &mut Events) {
         let answer = &sequences[0].answer;
         match delta(answer, step, &mut self.called) {
-            Delta::Text if answer.pieces[step.token].is_empty() => {}
+            Delta::Text if answer.pieces.get(step.token).is_empty() => {}
             Delta::Text => {
                 if !std::mem::replace(&mut self.open, true) {
                     self.tell(json!({"item": self.message(None), "output_index": 0}), "response.output_item.added", events);
@@ -229,7 +229,7 @@ impl Narrator for Items {
                     self.tell(data, "response.content_part.added", events);
                 }
                 let data = json!({
-                    "content_index": 0, "delta": answer.pieces[step.token], "item_id": self.item, "logprobs": [], "output_index": 0,
+                    "content_index": 0, "delta": answer.pieces.get(step.token), "item_id": self.item, "logprobs": [], "output_index": 0,
                 });
                 self.tell(data, "response.output_text.delta", events);
             }
@@ -248,17 +248,17 @@ impl Narrator for Items {
         let answer = &sequences[0].answer;
         let mut output = Vec::new();
         if let Some(call) = answer.call.as_ref().filter(|_| self.called) {
-            let arguments = answer.pieces[call.written.start.min(answer.tokens.len())..call.written.end.min(answer.tokens.len())].concat();
+            let arguments = answer.pieces.range(call.written.clone());
             let data = json!({"arguments": arguments, "item_id": self.item, "output_index": 0, "name": call.name});
             self.tell(data, "response.function_call_arguments.done", events);
-            output.push(self.call(&call.name, Some(&arguments)));
+            output.push(self.call(&call.name, Some(arguments)));
         } else if self.open {
             let text = answer.text();
             let data = json!({"content_index": 0, "item_id": self.item, "logprobs": [], "output_index": 0, "text": text});
             self.tell(data, "response.output_text.done", events);
-            let data = json!({"content_index": 0, "item_id": self.item, "output_index": 0, "part": part(&text, Value::Null)});
+            let data = json!({"content_index": 0, "item_id": self.item, "output_index": 0, "part": part(text, Value::Null)});
             self.tell(data, "response.content_part.done", events);
-            output.push(self.message(Some(&text)));
+            output.push(self.message(Some(text)));
         }
         if let Some(item) = output.first() {
             self.tell(json!({"item": item, "output_index": 0}), "response.output_item.done", events);

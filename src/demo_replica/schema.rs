@@ -1,45 +1,58 @@
 //! Makes a small value that a JSON schema accepts, as an engine with guided decoding writes one.
 //!
 //! It obeys what clients' schemas use: types, constants, choices, references, required properties, and bounds of sizes and numbers. It does
-//! not obey `pattern`, `not`, `if` and `uniqueItems`.
+//! not obey `pattern`, `not`, `if` and `uniqueItems`. Schemas come from clients, and a short one can ask for any number of values: one budget
+//! bounds all that is done for it, and what is left of the value then is as short as can be.
+
+use std::cell::Cell;
+use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
 /// How deep values may be nested. Schemas that refer to themselves and require it have no end.
 const MAX_DEPTH: usize = 24;
 
+/// What may be done for a schema: so many bytes of it may be gone through, again for each time that a reference leads there.
+const BUDGET: usize = 1 << 24;
+
+/// What a value costs that is written: there may be 32,768.
+const PER_VALUE: usize = 1 << 9;
+
+/// What a byte of text costs that is written: there may be 256 KiB.
+const PER_BYTE: usize = 1 << 6;
+
 /// A value for `schema`; nothing is in it that is not required.
 pub(super) fn instance(schema: &Value) -> Value {
-    Maker { root: schema }.make(schema, 0)
+    Maker { root: schema, left: Cell::new(BUDGET) }.make(schema, 0)
 }
 
 struct Maker<'a> {
     root: &'a Value,
+    /// Of the budget.
+    left: Cell<usize>,
 }
 
 impl Maker<'_> {
     fn make(&self, schema: &Value, depth: usize) -> Value {
         let Some(schema) = schema.as_object() else { return Value::Object(Map::new()) };
-        if depth > MAX_DEPTH {
+        if depth > MAX_DEPTH || !self.pay(PER_VALUE) {
             return Value::Null;
         }
         if let Some(target) = schema.get("$ref").and_then(Value::as_str).and_then(|path| self.resolve(path)) {
             return self.make(target, depth + 1);
         }
-        if let Some(value) = schema.get("const") {
-            return value.clone();
-        }
-        if let Some(value) = schema.get("enum").and_then(Value::as_array).and_then(|values| values.first()) {
-            return value.clone();
+        let fixed = || schema.get("enum").and_then(Value::as_array).and_then(|values| values.first());
+        if let Some(value) = schema.get("const").or_else(fixed) {
+            return if self.pay(weight(value) * PER_BYTE) { value.clone() } else { Value::Null };
         }
         for choice in ["anyOf", "oneOf"] {
             if let Some(first) = schema.get(choice).and_then(Value::as_array).and_then(|choices| choices.first()) {
-                return self.make(&merged(schema, choice, [first]), depth + 1);
+                return self.make_merged(schema, choice, &[first], depth);
             }
         }
         if let Some(all) = schema.get("allOf").and_then(Value::as_array) {
             let all: Vec<&Value> = all.iter().map(|part| self.dereferenced(part)).collect();
-            return self.make(&merged(schema, "allOf", all), depth + 1);
+            return self.make_merged(schema, "allOf", &all, depth);
         }
         match kind(schema) {
             "object" => self.object(schema, depth),
@@ -48,33 +61,66 @@ impl Maker<'_> {
             "number" => number(schema, false),
             "boolean" => Value::Bool(true),
             "null" => Value::Null,
-            _ => Value::String(text(schema)),
+            _ => {
+                let text = text(schema, self.left.get() / PER_BYTE);
+                self.pay(text.len() * PER_BYTE);
+                Value::String(text)
+            }
         }
+    }
+
+    /// Of `schema` with `parts` instead of its `without`.
+    fn make_merged(&self, schema: &Map<String, Value>, without: &str, parts: &[&Value], depth: usize) -> Value {
+        let own: usize = schema.values().map(weight).sum();
+        if !self.pay(own + parts.iter().map(|part| weight(part)).sum::<usize>()) {
+            return Value::Null;
+        }
+        self.make(&merged(schema, without, parts.iter().copied()), depth + 1)
+    }
+
+    /// Whether so much was left; else nothing is left now.
+    fn pay(&self, cost: usize) -> bool {
+        let left = self.left.get().checked_sub(cost);
+        self.left.set(left.unwrap_or(0));
+        left.is_some()
+    }
+
+    /// A name that is written; none when nothing is left.
+    fn name(&self, name: &str) -> Option<String> {
+        self.pay(name.len() * PER_BYTE).then(|| name.to_owned())
     }
 
     fn object(&self, schema: &Map<String, Value>, depth: usize) -> Value {
         let properties = schema.get("properties").and_then(Value::as_object);
-        let required: Vec<&str> =
-            schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        let required = schema.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let mut object = Map::new();
+        if !self.pay(properties.map_or(0, Map::len) + required.len()) {
+            return Value::Object(object);
+        }
+        let required: Vec<&str> = required.iter().filter_map(Value::as_str).collect();
+        let known: HashSet<&str> = required.iter().copied().collect();
         // In the order of the schema, as guided decoding has them.
-        for (name, property) in properties.into_iter().flatten().filter(|(name, _)| required.contains(&name.as_str())) {
-            object.insert(name.clone(), self.make(property, depth + 1));
+        for (name, property) in properties.into_iter().flatten().filter(|(name, _)| known.contains(name.as_str())) {
+            let Some(name) = self.name(name) else { break };
+            object.insert(name, self.make(property, depth + 1));
         }
         let other = schema.get("additionalProperties").unwrap_or(&Value::Null);
         for name in required {
             if !object.contains_key(name) {
-                object.insert(name.to_owned(), if other.is_object() { self.make(other, depth + 1) } else { Value::String("the".into()) });
+                let Some(name) = self.name(name) else { break };
+                object.insert(name, self.make_any(other, depth + 1));
             }
         }
         let least = count(schema, "minProperties");
         for (name, property) in properties.into_iter().flatten() {
             if object.len() < least && !object.contains_key(name) {
-                object.insert(name.clone(), self.make(property, depth + 1));
+                let Some(name) = self.name(name) else { break };
+                object.insert(name, self.make(property, depth + 1));
             }
         }
         for extra in object.len()..least {
-            object.insert(format!("key_{extra}"), self.make(other, depth + 1));
+            let Some(name) = self.name(&format!("key_{extra}")) else { break };
+            object.insert(name, self.make(other, depth + 1));
         }
         Value::Object(object)
     }
@@ -84,18 +130,40 @@ impl Maker<'_> {
         let items = schema.get("items").unwrap_or(&Value::Null);
         let make = |at: usize| {
             let item = first.and_then(|first| first.get(at)).unwrap_or(items);
-            // What says nothing of its items takes any.
-            if item.is_object() { self.make(item, depth + 1) } else { Value::String("the".into()) }
+            self.make_any(item, depth + 1)
         };
-        Value::Array((0..count(schema, "minItems").max(count(schema, "minContains"))).map(make).collect())
+        let count = count(schema, "minItems").max(count(schema, "minContains"));
+        Value::Array((0..count).take_while(|_| self.left.get() > 0).map(make).collect())
+    }
+
+    /// What says nothing of its values takes any.
+    fn make_any(&self, schema: &Value, depth: usize) -> Value {
+        if schema.is_object() {
+            return self.make(schema, depth);
+        }
+        if self.pay(PER_VALUE) { Value::String("the".into()) } else { Value::Null }
     }
 
     fn resolve(&self, path: &str) -> Option<&Value> {
+        // Each part of the path costs as much as the text that it is.
+        if !self.pay(path.len()) {
+            return None;
+        }
         self.root.pointer(path.strip_prefix('#')?)
     }
 
     fn dereferenced<'a>(&'a self, schema: &'a Value) -> &'a Value {
         schema.get("$ref").and_then(Value::as_str).and_then(|path| self.resolve(path)).unwrap_or(schema)
+    }
+}
+
+/// About how many bytes it has in JSON.
+fn weight(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len() + 8,
+        Value::Array(items) => items.iter().map(weight).sum::<usize>() + 8,
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + weight(value)).sum::<usize>() + 8,
+        _ => 8,
     }
 }
 
@@ -132,8 +200,7 @@ fn kind(schema: &Map<String, Value>) -> &str {
 }
 
 fn count(schema: &Map<String, Value>, name: &str) -> usize {
-    // More would be an attack on memory.
-    schema.get(name).and_then(Value::as_u64).map_or(0, |count| usize::try_from(count.min(10_000)).unwrap_or(0))
+    schema.get(name).and_then(Value::as_u64).map_or(0, |count| usize::try_from(count).unwrap_or(usize::MAX))
 }
 
 fn number(schema: &Map<String, Value>, whole: bool) -> Value {
@@ -161,7 +228,7 @@ fn number(schema: &Map<String, Value>, whole: bool) -> Value {
     Value::from(value)
 }
 
-fn text(schema: &Map<String, Value>) -> String {
+fn text(schema: &Map<String, Value>, most_bytes: usize) -> String {
     let mut text = match schema.get("format").and_then(Value::as_str) {
         Some("date") => "2026-01-01",
         Some("date-time") => "2026-01-01T00:00:00Z",
@@ -176,10 +243,8 @@ fn text(schema: &Map<String, Value>) -> String {
         _ => "the sun",
     }
     .to_owned();
-    let least = count(schema, "minLength");
-    while text.len() < least {
-        text.push('s');
-    }
+    let least = count(schema, "minLength").min(most_bytes);
+    text.extend(std::iter::repeat_n('s', least.saturating_sub(text.len())));
     if let Some(most) = schema.get("maxLength").and_then(Value::as_u64) {
         text.truncate(usize::try_from(most).unwrap_or(usize::MAX).max(least));
     }
@@ -246,6 +311,34 @@ mod tests {
         let endless = json!({"$ref": "#/$defs/a", "$defs": {"a": {"required": ["a"], "properties": {"a": {"$ref": "#/$defs/a"}}}}});
         assert!(instance(&endless).to_string().len() < 1_000);
         assert_eq!(instance(&json!({"$ref": "#"})), Value::Null);
-        assert_eq!(instance(&json!({"type": "array", "minItems": u64::MAX})).as_array().map(Vec::len), Some(10_000));
+        assert_eq!(instance(&json!({"type": "array", "minItems": 10_000})).as_array().map(Vec::len), Some(10_000));
+    }
+
+    #[test]
+    fn no_schema_asks_for_too_much() {
+        let many = |schema: Value| json!({"type": "array", "minItems": u64::MAX, "items": schema});
+        let node = json!({"required": ["a", "b", "c"], "properties": {"a": {"$ref": "#/$defs/a"}, "b": {"$ref": "#/$defs/a"},
+            "c": {"$ref": "#/$defs/a"}}});
+        let names: Vec<String> = (0..20_000).map(|at| format!("name {at}")).collect();
+        let properties: Map<String, Value> = names.iter().map(|name| (name.clone(), json!({"type": "null"}))).collect();
+        let wide = json!({"properties": properties, "anyOf": [{"minProperties": 1}]});
+        for schema in [
+            many(many(many(json!({"type": "null"})))),
+            many(Value::Null),
+            many(json!({"const": "x".repeat(100_000)})),
+            many(json!({"minLength": 1_000_000})),
+            many(json!({"required": names})),
+            many(wide),
+            many(json!({"$ref": format!("#/{}", "x/".repeat(100_000))})),
+            json!({"minLength": u64::MAX}),
+            json!({"minProperties": u64::MAX, "additionalProperties": {"minProperties": u64::MAX}}),
+            json!({"$ref": "#/$defs/a", "$defs": {"a": node}}),
+            json!({"properties": properties, "required": names, "additionalProperties": {"$ref": "#"}, "minProperties": u64::MAX}),
+        ] {
+            let begun = std::time::Instant::now();
+            let written = instance(&schema).to_string();
+            assert!(written.len() < 1 << 20, "{} bytes", written.len());
+            assert!(begun.elapsed().as_secs() < 2, "{:?}", begun.elapsed());
+        }
     }
 }

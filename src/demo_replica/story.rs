@@ -3,7 +3,7 @@
 //! What the events are is told by a [`Narrator`], one for each surface.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use serde_json::Value;
 
-use super::flight::{Flight, Sequence, Step};
+use super::flight::{Broken, Flight, Sequence, Step};
 
 /// How a surface tells of tokens.
 pub(super) trait Narrator: Send + Unpin + 'static {
@@ -54,9 +54,9 @@ impl<N: Narrator> Story<N> {
 
 impl<N: Narrator> Body for Story<N> {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, polled: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(self: Pin<&mut Self>, polled: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let story = self.get_mut();
         loop {
             if let Some(event) = story.events.0.pop_front() {
@@ -64,8 +64,13 @@ impl<N: Narrator> Body for Story<N> {
             }
             let Some(flight) = &mut story.flight else { return Poll::Ready(None) };
             match ready!(flight.poll_next(polled)) {
-                Some(step) => story.narrator.token(step, &flight.sequences, &mut story.events),
-                None => {
+                // vLLM says so in an event; a cut says it to everybody.
+                Err(Broken) => {
+                    story.flight = None;
+                    return Poll::Ready(Some(Err(io::Error::other("the engine is broken"))));
+                }
+                Ok(Some(step)) => story.narrator.token(step, &flight.sequences, &mut story.events),
+                Ok(None) => {
                     story.narrator.end(&flight.sequences, &mut story.events);
                     story.flight = None;
                 }

@@ -19,6 +19,7 @@ pub(super) fn tokenize(app: &App, fields: &Fields) -> Result<Reply, Refusal> {
         }
         None => tokens::encode(ask::required(fields, "prompt")?.as_str().unwrap_or_default()).collect(),
     };
+    ask::Budget::new(app, fields, "prompt").sequence(tokens.len())?;
     let texts: Option<Vec<String>> =
         ask::flag(fields, "return_token_strs").then(|| tokens.iter().map(|token| tokens::decode(&[*token])).collect());
     let most = app.settings.engine.max_model_len;

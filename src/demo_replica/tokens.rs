@@ -3,6 +3,8 @@
 //! It splits where a text's bytes say, not where words end; what counts is that texts that begin alike have tokens that begin alike, and that
 //! English has about four bytes in a token.
 
+use std::ops::Range;
+
 /// Bytes of text in a token.
 pub const BYTES: usize = 4;
 
@@ -24,40 +26,85 @@ pub fn encode(text: &str) -> impl Iterator<Item = u32> {
     })
 }
 
-/// What each token adds to the text. A sign whose bytes are spread over tokens comes with the last of them.
-pub fn pieces(tokens: &[u32]) -> Vec<String> {
-    let mut held = Vec::new();
-    let mut all: Vec<String> = tokens
-        .iter()
-        .map(|&token| {
-            push_bytes(&mut held, token);
-            let mut piece = String::new();
-            loop {
-                match std::str::from_utf8(&held) {
-                    Ok(text) => {
-                        piece.push_str(text);
-                        held.clear();
-                    }
-                    Err(error) => {
-                        let (whole, bad) = (error.valid_up_to(), error.error_len());
-                        piece.push_str(&String::from_utf8_lossy(&held[..whole]));
-                        held.drain(..whole + bad.unwrap_or(0));
-                        if bad.is_some() {
-                            piece.push(char::REPLACEMENT_CHARACTER);
-                            continue;
-                        }
-                    }
-                }
-                return piece;
-            }
-        })
-        .collect();
-    if let Some(last) = all.last_mut()
-        && !held.is_empty()
-    {
-        last.push(char::REPLACEMENT_CHARACTER);
+/// A text, and what each token adds to it. Long answers come in great numbers, so they are no texts of their own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pieces {
+    text: String,
+    /// Where each token's piece ends.
+    ends: Vec<usize>,
+}
+
+impl Pieces {
+    /// `text`, of which the pieces end at `ends`, in order and between signs.
+    pub(super) fn cut(text: String, ends: Vec<usize>) -> Self {
+        Self { text, ends }
     }
-    all
+
+    /// Of `tokens`. A sign whose bytes are spread over tokens comes with the last of them.
+    pub fn new(tokens: &[u32]) -> Self {
+        let mut pieces = Self { text: String::new(), ends: Vec::with_capacity(tokens.len()) };
+        let mut held = Vec::new();
+        for &token in tokens {
+            push_bytes(&mut held, token);
+            while let Err(error) = std::str::from_utf8(&held) {
+                let (whole, bad) = (error.valid_up_to(), error.error_len());
+                pieces.text.push_str(&String::from_utf8_lossy(&held[..whole]));
+                held.drain(..whole + bad.unwrap_or(0));
+                if bad.is_none() {
+                    break;
+                }
+                pieces.text.push(char::REPLACEMENT_CHARACTER);
+            }
+            if let Ok(text) = std::str::from_utf8(&held) {
+                pieces.text.push_str(text);
+                held.clear();
+            }
+            pieces.ends.push(pieces.text.len());
+        }
+        if let Some(last) = pieces.ends.last_mut()
+            && !held.is_empty()
+        {
+            pieces.text.push(char::REPLACEMENT_CHARACTER);
+            *last = pieces.text.len();
+        }
+        pieces
+    }
+
+    /// All of it.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// How many pieces there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// What token number `at` adds; nothing where there is none.
+    pub fn get(&self, at: usize) -> &str {
+        self.range(at..at + 1)
+    }
+
+    /// What these tokens add, as far as they are there.
+    pub fn range(&self, tokens: Range<usize>) -> &str {
+        let end = |at: usize| at.min(self.len()).checked_sub(1).map_or(0, |last| self.ends[last]);
+        self.text.get(end(tokens.start)..end(tokens.end)).unwrap_or_default()
+    }
+
+    /// The pieces one by one.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.len()).map(|at| self.get(at))
+    }
+
+    /// Where each piece ends in the text.
+    pub(super) fn ends(&self) -> &[usize] {
+        &self.ends
+    }
 }
 
 /// The text of tokens. Bytes that are no text come out as replacement characters, tokens that stand for no text as nothing.
@@ -88,13 +135,17 @@ mod tests {
         fn tokens_are_the_text(text in "[^\u{0}]{0,60}") {
             let tokens: Vec<u32> = encode(&text).collect();
             prop_assert_eq!(tokens.len(), text.len().div_ceil(4));
-            prop_assert_eq!(pieces(&tokens).concat(), text.as_str());
+            let pieces = Pieces::new(&tokens);
+            prop_assert_eq!(pieces.text(), text.as_str());
+            prop_assert_eq!(pieces.iter().collect::<String>(), text.as_str());
             prop_assert_eq!(decode(&tokens), text);
         }
 
         #[test]
         fn any_tokens_have_some_text(tokens in prop::collection::vec(any::<u32>(), 0..20)) {
-            prop_assert_eq!(pieces(&tokens).len(), tokens.len());
+            let pieces = Pieces::new(&tokens);
+            prop_assert_eq!(pieces.len(), tokens.len());
+            prop_assert_eq!(pieces.iter().collect::<String>(), pieces.text());
         }
     }
 }

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+/// A step takes no longer than this, in seconds, whatever it has to do: far beyond any engine's, and far below where clocks overflow.
+const LONGEST_STEP: f64 = 3_600.0;
+
 /// What a step costs, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -57,12 +60,11 @@ impl Cost {
     }
 
     pub(super) fn of(&self, work: &Work) -> Duration {
-        Duration::from_secs_f64(
-            self.step
-                + self.prefill_token * (work.prefill_tokens + self.prefill_context * work.prefill_context)
-                + self.decode_sequence * work.decode_sequences
-                + self.decode_context_token * work.decode_context,
-        )
+        let seconds = self.step
+            + self.prefill_token * (work.prefill_tokens + self.prefill_context * work.prefill_context)
+            + self.decode_sequence * work.decode_sequences
+            + self.decode_context_token * work.decode_context;
+        Duration::from_secs_f64(seconds.min(LONGEST_STEP))
     }
 }
 
@@ -112,6 +114,15 @@ mod tests {
         decode.decode(3_000);
         near(seconds(&decode), 0.012 + 2e-4 + 4_000.0 * 17e-9);
         near(Cost::default().faster(4.0).of(&decode).as_secs_f64(), seconds(&decode) / 4.0);
+    }
+
+    #[test]
+    fn no_step_is_too_long_for_a_clock() {
+        let dear = Cost { step: 60.0, prefill_token: 60.0, prefill_context: 1.0, decode_sequence: 60.0, decode_context_token: 60.0 };
+        assert_eq!(dear.problem(), None);
+        let mut work = Work::default();
+        work.prefill(1 << 24, 1 << 24);
+        assert_eq!(dear.of(&work), Duration::from_secs(3_600));
     }
 
     #[test]

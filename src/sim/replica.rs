@@ -187,7 +187,11 @@ impl ReplicaModel {
 
     /// Forgets a request, wherever it is; its blocks stay in the cache. Unknown ones are no matter: they have just ended.
     pub fn abort(&mut self, id: u64) {
-        self.waiting.retain(|sequence| sequence.request.id != id);
+        // Found from the front: who sent many leaves in order.
+        if let Some(at) = self.waiting.iter().position(|sequence| sequence.request.id == id) {
+            self.waiting.remove(at);
+            return;
+        }
         if let Some(at) = self.running.iter().position(|sequence| sequence.request.id == id) {
             let sequence = self.running.remove(at);
             self.cache.give_back(&sequence.held);

@@ -1,6 +1,7 @@
 //! `demo`, as somebody who has just built the router would run it.
 
 use std::collections::HashMap;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -49,6 +50,25 @@ fn the_table_names_what_was_done() {
     {
         assert!(text.contains(part), "{part} is not in {text}");
     }
+}
+
+#[test]
+fn where_requests_fail_nothing_is_concluded() {
+    let demo = |arguments: &[&str]| {
+        // So few files that the fleet starts and its clients do not get all their connections.
+        let line = "ulimit -n 48; exec \"$0\" demo --replicas 2 --seconds 1 --workload unique \"$@\"";
+        run(Command::new("sh").args(["-c", line, env!("CARGO_BIN_EXE_prefix-router")]).args(arguments))
+    };
+    let (table, json) = (demo(&[]), demo(&["--json"]));
+    assert_eq!(table.status.code(), Some(1), "{}", said(&table));
+    let text = String::from_utf8_lossy(&table.stdout);
+    assert!(text.contains("requests failed, so nothing follows from this; the first: "), "{}", said(&table));
+    assert!(!text.contains("prefix_aware against random"), "{text}");
+    assert_eq!(json.status.code(), Some(1), "{}", said(&json));
+    let shown: Value = serde_json::from_slice(&json.stdout).expect("JSON all the same");
+    let strategies = shown["strategies"].as_array().expect("a list");
+    let failed = strategies.iter().find(|one| one["failed"] != 0).expect("one that failed");
+    assert!(failed["first_failure"].as_str().is_some_and(|why| !why.is_empty()), "{failed}");
 }
 
 #[test]

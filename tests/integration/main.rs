@@ -31,6 +31,7 @@ mod names;
 mod recorded;
 mod retry;
 mod routing;
+mod simulated_bounds;
 mod simulated_cache;
 mod simulated_faults;
 mod simulated_shapes;
