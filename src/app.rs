@@ -21,7 +21,7 @@ use crate::discovery::{self, Findings};
 use crate::fleet::{Fleet, ReplicaSpec, Snapshot, State, health};
 use crate::live::LiveFleet;
 use crate::proxy::{Parties, Proxy};
-use crate::resolver::Resolver;
+use crate::resolver::{HostNames, Resolver};
 use crate::routing::Chooser;
 use crate::telemetry::{self, Metrics};
 use crate::upstream::Connector;
@@ -134,7 +134,8 @@ pub async fn start(config: Config) -> Result<Running> {
 
     let metrics = Metrics::new().context("cannot set up metrics")?;
     let resolver = Arc::new(Resolver::new(&config.resolver).context("cannot ask DNS servers")?);
-    let connector = Connector { settings: config.upstream.clone(), resolver: Arc::clone(&resolver), names: config.resolver.clone() };
+    let names = HostNames::new(Arc::clone(&resolver), config.resolver.clone());
+    let connector = Connector { settings: config.upstream.clone(), names };
     let fleet = LiveFleet::new(Fleet::new(Vec::new(), config.health.clone(), config.key.hash_seed), connector, Arc::clone(&metrics));
     let (fixed, sources) = (config.replicas.len(), config.sources.len());
     fleet.set(config.replicas.clone(), sources == 0).await?;
