@@ -8,7 +8,7 @@ use hickory_proto::op::ResponseCode;
 use crate::answers::{chunk, event, head, last_chunk, ok};
 use crate::client::{Client, End};
 use crate::dns::{Dns, Manner};
-use crate::replica::{Gate, Replica, Step};
+use crate::replica::{Gate, Health, Replica, Step};
 use crate::support::{A_WHILE, Router, Setting, chat, check_error, eventually, samples};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -188,22 +188,73 @@ async fn a_stream_on_a_replica_that_leaves_ends_in_peace_and_is_counted_to_its_e
         assert_eq!(router.post(CHAT, chat("x")).await.replica(), replicas[0].name);
     }
     assert_eq!(samples(&router.metrics().await, outstanding, &gone), [1.0], "it is counted though it has left");
-    // It comes back while its earlier stay goes on: a new one, with a count of its own, under one name.
+    eventually("it is checked though it has left", async || replicas[1].probes().len() > probes + 1).await;
+    // It comes back while its earlier stay goes on: the same, as far as the count is concerned.
     dns.set("vllm.test", &[ip(1), ip(2)]);
     router.has_state(replicas[1].name, "up").await;
-    assert!(replicas[1].probes().len() > probes);
     assert_eq!(router.metric(outstanding, &gone).await, 1.0);
     dns.set("vllm.test", &[ip(1)]);
     eventually("it has left again", async || samples(&router.metrics().await, "prefix_router_replica_state", &gone).is_empty()).await;
-    let probes = replicas[1].probes().len();
     gate.open();
     let rest = client.rest(framing).await;
     assert_eq!((String::from_utf8_lossy(&rest.bytes).into_owned(), rest.end), (event(1), End::Whole));
     router.is_at_rest().await;
     eventually("nothing is left of it", async || !router.metrics().await.contains(replicas[1].name)).await;
+    let probes = replicas[1].probes().len();
     tokio::time::sleep(A_WHILE).await;
-    assert_eq!(replicas[1].probes().len(), probes, "nobody checks a replica that has left");
+    assert_eq!(replicas[1].probes().len(), probes, "nobody checks a replica that has left and has nothing to do");
     assert!(!router.metrics().await.contains(replicas[1].name), "and it does not come back");
+}
+
+#[tokio::test]
+async fn a_replica_that_leaves_and_returns_is_as_busy_as_before() {
+    let (dns, replicas) = (Dns::start().await, replicas(2));
+    let gate = Gate::new();
+    let waiting = gate.clone();
+    replicas[1].script(move |_| vec![head(), chunk(event(0)), Step::Wait(waiting.clone()), last_chunk()]);
+    dns.set("vllm.test", &[ip(2)]);
+    let settings = [("strategy", "least_outstanding")];
+    let router = router(&dns, &[&format!("dns://vllm.test:{}", replicas[0].addr.port())], &settings).await;
+    router.has_state(replicas[1].name, "up").await;
+    let mut client = Client::connect(router.traffic).await;
+    client.start("POST", CHAT, "", chat("x")).await;
+    assert_eq!(client.head().await.get("x-prefix-router-replica"), Some(replicas[1].name));
+    let here = [("replica", replicas[1].name)];
+    for _ in 0..2 {
+        dns.set("vllm.test", &[ip(1)]);
+        eventually("it has left", async || samples(&router.metrics().await, "prefix_router_replica_state", &here).is_empty()).await;
+        dns.set("vllm.test", &[ip(1), ip(2)]);
+        all_up(&router, &replicas).await;
+    }
+    for _ in 0..12 {
+        assert_eq!(router.post(CHAT, chat("x")).await.replica(), replicas[0].name);
+    }
+    gate.open();
+    router.is_at_rest().await;
+}
+
+#[tokio::test]
+async fn who_waits_on_a_replica_that_left_and_is_gone_is_answered_by_another() {
+    let (dns, replicas) = (Dns::start().await, replicas(2));
+    replicas[1].script(|_| vec![Step::Hang]);
+    dns.set("vllm.test", &[ip(2)]);
+    let settings = [("health_check_timeout", "200ms")];
+    let router = router(&dns, &[&format!("dns://vllm.test:{}", replicas[0].addr.port())], &settings).await;
+    router.has_state(replicas[1].name, "up").await;
+    let mut client = Client::connect(router.traffic).await;
+    client.start("POST", CHAT, "", chat("x")).await;
+    eventually("it is asked", async || replicas[1].count() == 1).await;
+    dns.set("vllm.test", &[ip(1)]);
+    let gone = [("replica", replicas[1].name)];
+    eventually("it has left", async || samples(&router.metrics().await, "prefix_router_replica_state", &gone).is_empty()).await;
+    router.has_state(replicas[0].name, "up").await;
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(replicas[0].count(), 0, "while it is well it is waited for");
+    // The machine is gone: nothing is refused, nothing is answered.
+    replicas[1].health(Health::Hang);
+    assert_eq!(client.head().await.get("x-prefix-router-replica"), Some(replicas[0].name));
+    router.has_metric("prefix_router_retries_total", &[("cause", "ejected")], 1.0).await;
+    eventually("nothing is left of it", async || !router.metrics().await.contains(replicas[1].name)).await;
 }
 
 #[tokio::test]
