@@ -28,6 +28,8 @@ pub(crate) enum Manner {
     NoIpv6,
     /// IPv6 questions not at all, the others honestly: what old firewalls make of it.
     DroppedIpv6,
+    /// IPv6 questions so much later, all honestly.
+    LateIpv6(Duration),
 }
 
 /// The longest answer by UDP; longer ones are cut off and come by TCP.
@@ -120,12 +122,13 @@ async fn serve_udp(socket: UdpSocket, state: Arc<State>) {
     let mut late = JoinSet::new();
     let mut buffer = [0; 4_096];
     while let Ok((length, client)) = socket.recv_from(&mut buffer).await {
+        let delay = state.delay(&buffer[..length]);
         let Some(mut answer) = state.answer(&buffer[..length]) else { continue };
         if answer.len() > UDP_LIMIT {
             let whole = Message::from_vec(&answer).expect("our own");
             answer = whole.truncate().to_vec().expect("it encodes");
         }
-        let (socket, delay) = (Arc::clone(&socket), *state.delay.lock().expect("no panic under the lock"));
+        let socket = Arc::clone(&socket);
         late.spawn(async move {
             tokio::time::sleep(delay).await;
             drop(socket.send_to(&answer, client).await);
@@ -155,6 +158,14 @@ async fn serve_tcp(listener: TcpListener, state: Arc<State>) {
 }
 
 impl State {
+    fn delay(&self, question: &[u8]) -> Duration {
+        let kind = Message::from_vec(question).ok().and_then(|question| question.queries.first().map(|query| query.query_type()));
+        match *self.manner.lock().expect("no panic under the lock") {
+            Manner::LateIpv6(delay) if kind == Some(RecordType::AAAA) => delay,
+            _ => *self.delay.lock().expect("no panic under the lock"),
+        }
+    }
+
     fn answer(&self, question: &[u8]) -> Option<Vec<u8>> {
         let question = Message::from_vec(question).ok()?;
         let query = question.queries.first()?.clone();
@@ -172,7 +183,7 @@ impl State {
             Manner::Garbage => return Some([&question.metadata.id.to_be_bytes()[..], &[0xff; 40]].concat()),
             Manner::Code(code) => answer.metadata.response_code = code,
             Manner::NoIpv6 if kind == RecordType::AAAA => answer.metadata.response_code = ResponseCode::ServFail,
-            Manner::Honest | Manner::NoIpv6 | Manner::DroppedIpv6 => {
+            Manner::Honest | Manner::NoIpv6 | Manner::DroppedIpv6 | Manner::LateIpv6(_) => {
                 let zone = self.zone.lock().expect("no panic under the lock");
                 let plain = name.to_ascii().trim_end_matches('.').to_ascii_lowercase();
                 let ttl = *self.ttl.lock().expect("no panic under the lock");
