@@ -1,9 +1,9 @@
 //! The composition root: builds every part, starts every long-lived task, and stops them in order.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::pending;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -21,10 +21,10 @@ use crate::discovery::{self, Findings};
 use crate::fleet::{Fleet, ReplicaSpec, Snapshot, State, health};
 use crate::live::LiveFleet;
 use crate::proxy::{Parties, Proxy};
-use crate::resolver::Resolver;
+use crate::resolver::{HostNames, Resolver};
 use crate::routing::Chooser;
 use crate::telemetry::{self, Metrics};
-use crate::upstream::Connector;
+use crate::upstream::{Connector, Upstream};
 use crate::{probe, server};
 
 /// How long cutting off what is in flight may take.
@@ -134,7 +134,8 @@ pub async fn start(config: Config) -> Result<Running> {
 
     let metrics = Metrics::new().context("cannot set up metrics")?;
     let resolver = Arc::new(Resolver::new(&config.resolver).context("cannot ask DNS servers")?);
-    let connector = Connector { settings: config.upstream.clone(), resolver: Arc::clone(&resolver), names: config.resolver.clone() };
+    let names = HostNames::new(Arc::clone(&resolver), config.resolver.clone());
+    let connector = Connector { settings: config.upstream.clone(), names };
     let fleet = LiveFleet::new(Fleet::new(Vec::new(), config.health.clone(), config.key.hash_seed), connector, Arc::clone(&metrics));
     let (fixed, sources) = (config.replicas.len(), config.sources.len());
     fleet.set(config.replicas.clone(), sources == 0).await?;
@@ -192,26 +193,34 @@ async fn serve_until_drained(
     let _ = timeout(CUT_TIME, serving).await;
 }
 
-/// Keeps the fleet as configuration and discovery have it, and one probe for each replica in it.
+/// Keeps the fleet as configuration and discovery have it, and one probe for each replica in it, and for each that has left with requests in flight.
 async fn follow(fleet: Arc<LiveFleet>, fixed: Vec<ReplicaSpec>, mut findings: watch::Receiver<Findings>, health: health::Settings) {
     let mut probes = JoinSet::new();
-    let mut probed: HashMap<u64, AbortHandle> = HashMap::new();
+    // By incarnation. The connections tell one stay in the fleet from the next.
+    let mut probed: HashMap<u64, (Weak<Upstream>, AbortHandle)> = HashMap::new();
     loop {
         let (specs, complete) = discovery::join(&fixed, &findings.borrow_and_update());
         if let Err(error) = fleet.set(specs, complete).await {
             tracing::error!(%error, "the fleet stays as it was: {error}");
         }
         let view = fleet.view();
-        let present: HashSet<u64> = view.replicas().iter().map(|replica| replica.incarnation()).collect();
-        probed.retain(|incarnation, probe| {
-            let stays = present.contains(incarnation);
+        let present: HashMap<u64, &Arc<Upstream>> = view.upstreams().map(|upstream| (upstream.replica().incarnation(), upstream)).collect();
+        probed.retain(|incarnation, (known, probe)| {
+            let stays = match (present.get(incarnation), known.upgrade()) {
+                (_, None) => false,
+                (Some(upstream), Some(known)) => Arc::ptr_eq(upstream, &known),
+                (None, Some(known)) => known.replica().outstanding() > 0,
+            };
             if !stays {
                 probe.abort();
             }
             stays
         });
         for upstream in view.upstreams() {
-            let start = || probes.spawn(probe::run(Arc::clone(upstream), Arc::clone(&fleet), health.clone()));
+            let start = || {
+                let probe = probes.spawn(probe::run(Arc::clone(upstream), Arc::clone(&fleet), health.clone()));
+                (Arc::downgrade(upstream), probe)
+            };
             probed.entry(upstream.replica().incarnation()).or_insert_with(start);
         }
         drop(view);

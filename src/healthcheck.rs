@@ -2,6 +2,7 @@
 //! images need no curl then.
 //!
 //! It is a client of one request on blocking sockets, not the one that talks to replicas: no runtime, no pool, no TLS.
+//! A host name in its URL, where it is given one, is the business of the system's resolver library.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};

@@ -52,7 +52,8 @@
 //! # Invariants
 //!
 //! - Each choice is made on one view, and takes its lease in the same step.
-//! - An incarnation of a replica is never taken for another: what is reported late of one that has left changes nothing.
+//! - An incarnation of a replica is never taken for another: one that has left is no candidate, whatever is reported of it, and one that returns while
+//!   requests are in flight there goes on counting them.
 //! - A lease lives as long as the replica's work for the request, and ends exactly once.
 //! - Nothing is sent again after the first byte of an answer's body.
 //! - Request bodies and answers pass byte for byte; the view for routing is read-only.

@@ -82,9 +82,16 @@ impl LiveFleet {
             let before = Arc::clone(&before);
             // Rings take their time: on a thread that serves nobody, and outside of the lock that requests need.
             let built = tokio::task::spawn_blocking(move || before.next(specs, complete)).await;
-            // It can only be missing where the router ends.
-            let Ok(next) = built else { return Ok(()) };
-            Arc::new(next)
+            match built {
+                Ok(next) => Arc::new(next),
+                Err(error) => {
+                    // Where it did not panic the router ends.
+                    if error.is_panic() {
+                        tracing::error!(%error, "the fleet stays as it was: its ring could not be built: {error}");
+                    }
+                    return Ok(());
+                }
+            }
         };
         let view = self.view();
         let mut upstreams = Upstreams::with_capacity(next.replicas().len());
@@ -110,14 +117,17 @@ impl LiveFleet {
         let mut fleet = self.fleet();
         let Some((before, after)) = fleet.observe(replica, outcome, Instant::now()) else { return };
         let snapshot = fleet.snapshot();
-        let was_the_last = before == State::Up && !snapshot.any_up();
+        let has_left = snapshot.state(replica).is_none();
+        let was_the_last = !has_left && before == State::Up && !snapshot.any_up();
         let upstreams = Arc::clone(&self.view.load().upstreams);
         self.view.store(Arc::new(View { snapshot, upstreams }));
         drop(fleet);
         self.changes.send_replace(());
         let is_up = after == State::Up;
         let (replica, before, after) = (replica.name(), before.label(), after.label());
-        if is_up {
+        if has_left {
+            tracing::info!(replica, before, after, why, "replica {replica}, which has left the fleet, is {after}");
+        } else if is_up {
             tracing::info!(replica, before, after, "replica {replica} is {after}");
         } else {
             tracing::warn!(replica, before, after, why, "replica {replica} is {after}: {why}");

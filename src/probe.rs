@@ -14,7 +14,8 @@ use crate::upstream::Upstream;
 /// An answer to a health check is a few bytes; one that is longer than this is none.
 const MAX_ANSWER: usize = 64 * 1_024;
 
-/// Checks one replica for ever.
+/// Checks one replica as long as it is in the fleet, and then until the last request there has ended: whoever waits there for an answer has nobody
+/// else to tell that none will come.
 pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: health::Settings) {
     loop {
         let (outcome, why) = match timeout(settings.timeout, check(&upstream, &settings.path)).await {
@@ -26,7 +27,15 @@ pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: healt
         // As good a time as any to let go of connections that nobody came for.
         upstream.close_idle();
         sleep(settings.interval.mul_f64(jitter())).await;
+        if is_over(&upstream, &fleet) {
+            return;
+        }
     }
+}
+
+fn is_over(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
+    let replica = upstream.replica();
+    fleet.view().upstream(replica).is_none() && replica.outstanding() == 0
 }
 
 /// Spreads the checks of many routers and replicas over time, and never waits longer than configured.

@@ -18,10 +18,10 @@ use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::fleet::Replica;
-use crate::resolver::{self, Found, Resolver};
+use crate::resolver::{HostName, HostNames, LookupError};
 use crate::units::Secret;
 
 /// How connections to replicas are made and kept.
@@ -85,10 +85,8 @@ pub struct UnusableReplica {
 pub struct Connector {
     /// How connections are made and kept.
     pub settings: Settings,
-    /// Who is asked for the addresses of replicas that are known by a name.
-    pub resolver: Arc<Resolver>,
-    /// How long such an address holds.
-    pub names: resolver::Settings,
+    /// The names of replicas that are known by one.
+    pub names: HostNames,
 }
 
 impl Connector {
@@ -102,9 +100,10 @@ impl Connector {
         if let Some(value) = &mut authorization {
             value.set_sensitive(true);
         }
-        let address = match authority.parse() {
-            Ok(literal) => Address::Literal(literal),
-            Err(_) => Address::Name { resolver: Arc::clone(&self.resolver), settings: self.names.clone(), last: Mutex::default() },
+        let address = match (authority.parse(), host_and_port(authority)) {
+            (Ok(literal), _) => Address::Literal(literal),
+            (Err(_), Some((host, port))) => Address::Name(self.names.get(host), port),
+            (Err(_), None) => Address::None,
         };
         let (replica, settings) = (Arc::clone(replica), self.settings.clone());
         Ok(Arc::new(Upstream { replica, settings, address, host, authorization, idle: Mutex::default() }))
@@ -114,12 +113,10 @@ impl Connector {
 /// Where a replica is.
 enum Address {
     Literal(SocketAddr),
-    /// Under a name, with what was last found there, and until when that holds.
-    Name {
-        resolver: Arc<Resolver>,
-        settings: resolver::Settings,
-        last: Mutex<Option<(Found, Instant)>>,
-    },
+    /// Under a name, at a port.
+    Name(Arc<HostName>, u16),
+    /// Not a host and a port.
+    None,
 }
 
 /// The connections to one replica.
@@ -201,10 +198,15 @@ impl Upstream {
     }
 
     async fn connect(&self) -> Result<Connection, SendError> {
-        let by = (!self.settings.connect_timeout.is_zero()).then(|| Instant::now() + self.settings.connect_timeout);
         let stream = match &self.address {
-            Address::Literal(address) => self.dial(*address, by).await,
-            Address::Name { resolver, settings, last } => self.dial_all(self.resolve(resolver, settings, last, by).await?, by).await,
+            Address::Literal(address) => self.dial(*address, self.deadline()).await,
+            Address::Name(name, port) => match self.resolve(name, *port).await {
+                // DNS has had a time of its own: the replica gets all of this.
+                Ok(addresses) => self.dial_all(addresses, self.deadline()).await,
+                // Not a kind by which the replica would look guilty.
+                Err(error) => Err(io::Error::other(format!("the name {} does not resolve: {error}", name.host()))),
+            },
+            Address::None => Err(io::Error::other(format!("{} is not a host and a port", self.replica.spec().authority))),
         }
         .map_err(SendError::Connect)?;
         stream.set_nodelay(true).map_err(SendError::Connect)?;
@@ -215,6 +217,12 @@ impl Upstream {
             let _ = connection.await;
         });
         Ok(Connection { sender, task: task.abort_handle() })
+    }
+
+    /// When what begins now has to be done; `None`: no limit.
+    fn deadline(&self) -> Option<Instant> {
+        let limit = self.settings.connect_timeout;
+        (!limit.is_zero()).then(|| Instant::now() + limit)
     }
 
     async fn dial(&self, address: SocketAddr, by: Option<Instant>) -> io::Result<TcpStream> {
@@ -243,47 +251,13 @@ impl Upstream {
         outcome
     }
 
-    /// The addresses of a replica that is known by a name. What was found last holds for its time, and beyond that while no answer comes: a DNS
-    /// server that is out takes no replica with it.
-    async fn resolve(
-        &self,
-        resolver: &Resolver,
-        settings: &resolver::Settings,
-        last: &Mutex<Option<(Found, Instant)>>,
-        by: Option<Instant>,
-    ) -> Result<Vec<SocketAddr>, SendError> {
-        let (host, port) = host_and_port(&self.replica.spec().authority).map_err(SendError::Connect)?;
-        let at_port = |found: &Found| found.addresses().into_iter().map(|ip| SocketAddr::new(ip, port)).collect();
-        let earlier = {
-            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((found, until)) = &mut *last {
-                let now = Instant::now();
-                if now < *until {
-                    return Ok(at_port(found));
-                }
-                // Whoever comes while this one asks takes what was found last: one question at a time.
-                *until = now + settings.min_ttl;
-            }
-            last.as_ref().map(|(found, _)| found.clone())
-        };
-        let asking = resolver.addresses(host);
-        let answer = match by {
-            Some(by) => timeout_at(by, asking).await.unwrap_or(Err(resolver::LookupError::Timeout)),
-            None => asking.await,
-        };
-        let found = match (answer, earlier) {
-            (Ok(found), earlier) => found.or_earlier(earlier.as_ref()),
-            (Err(error), Some(earlier)) => {
-                tracing::debug!(host, %error, "{host} does not resolve, its last addresses are used: {error}");
-                return Ok(at_port(&earlier));
-            }
-            // Not a kind by which the replica would look guilty.
-            (Err(error), None) => return Err(SendError::Connect(io::Error::other(format!("the name {host} does not resolve: {error}")))),
-        };
-        let addresses = at_port(&found);
-        let until = Instant::now() + settings.holds(found.ttl);
-        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, until));
-        Ok(addresses)
+    /// The addresses of a replica that is known by a name. Where none was found yet this waits as long as connecting may take, but the lookup goes on:
+    /// whoever comes later has its answer.
+    async fn resolve(&self, name: &Arc<HostName>, port: u16) -> Result<Vec<SocketAddr>, LookupError> {
+        let limit = self.settings.connect_timeout;
+        let asking = name.addresses();
+        let found = if limit.is_zero() { asking.await } else { timeout(limit, asking).await.unwrap_or(Err(LookupError::Timeout)) };
+        Ok(found?.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
     }
 
     /// The most recently used connection that is still good. Those that are not are closed on the way.
@@ -324,9 +298,9 @@ impl Upstream {
     }
 }
 
-fn host_and_port(authority: &str) -> io::Result<(&str, u16)> {
-    let parts = authority.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
-    parts.ok_or_else(|| io::Error::other(format!("{authority} is not a host and a port")))
+fn host_and_port(authority: &str) -> Option<(&str, u16)> {
+    let (host, port) = authority.rsplit_once(':')?;
+    Some((host, port.parse().ok()?))
 }
 
 /// An open connection. Dropped, it closes at once, whatever is still under way on it: that is how a replica learns that its client has

@@ -121,6 +121,12 @@ pub(super) static KEYS: &[Key] = &[
         Kind::Time(Duration::from_millis(10)..=HOUR, at!(resolver.max_ttl)),
     ),
     key(
+        "dns_forget_after",
+        "A name that DNS servers say is gone, or has no addresses, keeps its last ones so long; 0s means for ever.",
+        "60s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(resolver.forget_after)),
+    ),
+    key(
         "upstream_api_key",
         "Sent to every replica as `Authorization: Bearer KEY`; without it the caller's own header passes.",
         "~",

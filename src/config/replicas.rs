@@ -2,7 +2,7 @@
 //!
 //! It knows what a replica may look like, not whether one is there: nothing is resolved or contacted.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::errors::{Report, nearest, shown};
 use super::quantity::{in_range, whole};
@@ -36,7 +36,7 @@ pub(super) fn read(items: &[Node], report: &mut Report<'_>) -> (Vec<ReplicaSpec>
                 Some(problem) => report.add(item.line, problem),
                 None => replicas.push((item.line, replica)),
             },
-            Ok(Listed::Source(source)) => match sources.iter().find(|(_, other)| other.question == source.question) {
+            Ok(Listed::Source(source)) => match sources.iter().find(|(_, other)| plain(&other.question) == plain(&source.question)) {
                 Some((first, _)) => report.add(item.line, format!("{}; allowed: once", twice(&source.url, *first, item.line))),
                 None => sources.push((item.line, source)),
             },
@@ -309,11 +309,31 @@ fn clash(earlier: &[(usize, ReplicaSpec)], replica: &ReplicaSpec, line: usize) -
             return Some(format!("the name {}; allowed: distinct names", twice(&replica.name, *first, line)));
         }
         // Counted apart, one replica would look half as busy as it is; `weight` is how to give it more.
-        other
-            .authority
-            .eq_ignore_ascii_case(&replica.authority)
+        (plain_authority(&other.authority) == plain_authority(&replica.authority))
             .then(|| format!("the address {}; allowed: distinct addresses", twice(&replica.authority, *first, line)))
     })
+}
+
+/// A question in the one form that all its spellings have in common.
+fn plain(question: &Question) -> Question {
+    match question {
+        Question::Addresses { host, port } => Question::Addresses { host: plain_host(host), port: *port },
+        Question::Service(name) => Question::Service(plain_host(name)),
+    }
+}
+
+/// The same of host and port.
+fn plain_authority(authority: &str) -> String {
+    match (authority.parse::<SocketAddr>(), authority.rsplit_once(':')) {
+        (Ok(address), _) => address.to_string(),
+        (Err(_), Some((host, port))) => format!("{}:{}", plain_host(host), port.trim_start_matches('0')),
+        (Err(_), None) => plain_host(authority),
+    }
+}
+
+/// Without the dot at its end: with and without it, a name is rarely two servers.
+fn plain_host(host: &str) -> String {
+    host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase()
 }
 
 fn twice(what: &str, first: usize, line: usize) -> String {

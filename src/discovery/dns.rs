@@ -1,11 +1,12 @@
 //! Replicas as a DNS name has them: the addresses under a name, or the servers of a service. Asked again as the answers' TTL says, within limits.
 //!
-//! A question that is not answered takes nobody away: the last good answer stays until there is a better one.
+//! A question that is not answered takes nobody away: the last good answer stays until there is a better one, or until the name has been said to be
+//! gone for so long that its addresses may be somebody else's.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::RngExt;
 use tokio::sync::watch;
@@ -14,7 +15,7 @@ use tokio::time::sleep;
 
 use super::Findings;
 use crate::fleet::ReplicaSpec;
-use crate::resolver::{self, Found, LookupError, Resolver, Target};
+use crate::resolver::{self, Absence, Found, LookupError, Resolver, Target};
 use crate::telemetry::Metrics;
 use crate::units::Weight;
 
@@ -58,6 +59,12 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 /// What an answered question counts as.
 const OK: &str = "ok";
 
+/// And where some of what was asked for is not known.
+const PARTIAL: &str = "partial";
+
+/// A failure that goes on is told again after this time.
+const REMINDER: Duration = Duration::from_secs(60);
+
 /// Whoever asks for one source.
 pub struct Watcher {
     /// What it asks for.
@@ -74,25 +81,43 @@ pub struct Watcher {
     pub metrics: Arc<Metrics>,
 }
 
+/// What an answered question brought.
+struct Answer {
+    /// In an order that does not depend on that of the answer.
+    addresses: Vec<SocketAddr>,
+    /// How long it holds by its own account.
+    ttl: Duration,
+    /// A host that is not known, or only half, and why.
+    missing: Option<(String, LookupError)>,
+}
+
 impl Watcher {
     /// Asks for ever.
     pub async fn run(self) {
-        self.metrics.show_source(&self.source.url, &[&[OK], &LookupError::LABELS[..]].concat());
+        self.metrics.show_source(&self.source.url, &[&[OK, PARTIAL], &LookupError::LABELS[..]].concat());
         let mut earlier = HashMap::new();
-        // The kind of the last failure, until a question is answered.
-        let mut failed: Option<&str> = None;
+        let (mut told, mut absence) = (Told::default(), Absence::default());
         let mut backoff = self.settings.min_ttl;
         loop {
-            let pause = match self.ask(&mut earlier).await {
-                Ok((addresses, ttl)) => {
-                    self.publish(&addresses, failed.take().is_some());
+            let answer = self.ask(&mut earlier).await;
+            let now = Instant::now();
+            let pause = match answer {
+                Ok(answer) => {
+                    let is_back = told.answered(now);
+                    self.publish(&answer, is_back);
+                    if told.is_news_of_part(answer.missing.is_some(), now) {
+                        self.complain_of_part(answer.missing.as_ref());
+                    }
+                    absence = Absence::default();
                     backoff = self.settings.min_ttl;
-                    self.settings.holds(ttl)
+                    self.settings.holds(answer.ttl)
                 }
                 Err(error) => {
                     self.metrics.looked_up(&self.source.url, error.label(), None);
-                    if failed.replace(error.label()) != Some(error.label()) {
-                        self.complain(&error);
+                    if absence.is_believed(&error, now, &self.settings) && self.forget(&error) {
+                        earlier.clear();
+                    } else if told.is_news(error.label(), now) {
+                        self.complain(&error, told.since_answer(now));
                     }
                     let pause = backoff;
                     backoff = (2 * backoff).min(LONGEST_BACKOFF.max(self.settings.min_ttl));
@@ -103,8 +128,8 @@ impl Watcher {
         }
     }
 
-    /// Where the replicas are, in an order that does not depend on the answer's, and how long that holds by its own account.
-    async fn ask(&self, earlier: &mut HashMap<String, Found>) -> Result<(Vec<SocketAddr>, Duration), LookupError> {
+    /// Where the replicas are.
+    async fn ask(&self, earlier: &mut HashMap<String, Found>) -> Result<Answer, LookupError> {
         let (targets, mut ttl) = match &self.source.question {
             Question::Addresses { host, port } => (vec![Target { host: host.clone(), port: *port }], Duration::MAX),
             Question::Service(name) => self.resolver.services(name).await?,
@@ -113,10 +138,12 @@ impl Watcher {
         hosts.dedup();
         let mut found: HashMap<String, Found> = HashMap::new();
         let mut outcome = Err(LookupError::Empty);
+        let mut missing = None;
         for (host, answer) in self.addresses(&hosts).await {
             match answer {
                 Ok(answer) => {
                     ttl = ttl.min(answer.ttl);
+                    missing = missing.or_else(|| Some((host.clone(), answer.missing.clone()?)));
                     let answer = answer.or_earlier(earlier.get(&host));
                     found.insert(host, answer);
                     outcome = Ok(());
@@ -126,10 +153,15 @@ impl Watcher {
                     if !error.is_certain()
                         && let Some(answer) = earlier.get(&host)
                     {
-                        found.insert(host, answer.clone());
+                        found.insert(host.clone(), answer.clone());
                     }
                     ttl = Duration::ZERO;
-                    outcome = outcome.or(Err(error));
+                    missing = missing.or_else(|| Some((host, error.clone())));
+                    outcome = match outcome {
+                        // Where somebody may be there, it is not certain that nobody is.
+                        Err(known) if !known.is_certain() => Err(known),
+                        outcome => outcome.or(Err(error)),
+                    };
                 }
             }
         }
@@ -147,7 +179,7 @@ impl Watcher {
         addresses.sort_unstable();
         addresses.dedup();
         *earlier = found;
-        Ok((addresses, ttl))
+        Ok(Answer { addresses, ttl, missing })
     }
 
     async fn addresses(&self, hosts: &[&str]) -> Vec<(String, Result<Found, LookupError>)> {
@@ -166,7 +198,8 @@ impl Watcher {
         all
     }
 
-    fn publish(&self, addresses: &[SocketAddr], failed_before: bool) {
+    fn publish(&self, answer: &Answer, failed_before: bool) {
+        let addresses = &answer.addresses;
         let Source { url, weight, models, .. } = &self.source;
         let spec = |address: &SocketAddr| {
             let identity = address.to_string();
@@ -174,7 +207,7 @@ impl Watcher {
         };
         let specs: Vec<ReplicaSpec> = addresses.iter().take(MOST_REPLICAS).map(spec).collect();
         let count = specs.len();
-        self.metrics.looked_up(url, OK, Some(count));
+        self.metrics.looked_up(url, if answer.missing.is_some() { PARTIAL } else { OK }, Some(count));
         let mut changed = false;
         self.findings.send_if_modified(|findings| {
             changed = findings.get(self.place).is_some_and(|known| known.as_ref() != Some(&specs));
@@ -191,17 +224,121 @@ impl Watcher {
         }
     }
 
-    fn complain(&self, error: &LookupError) {
+    /// Gives up the last good answer; whether there was one. It is not an empty answer that takes its place: that there are replicas, and which models
+    /// they serve, may show again.
+    fn forget(&self, error: &LookupError) -> bool {
+        let (url, after) = (&self.source.url, self.settings.forget_after);
+        let mut lost = 0;
+        let changed = self.findings.send_if_modified(|findings| {
+            let known = findings.get_mut(self.place).and_then(Option::take);
+            lost = known.as_ref().map_or(0, Vec::len);
+            known.is_some()
+        });
+        if changed {
+            self.metrics.nothing_is_known(url);
+            tracing::warn!(source = url, %error, "{url} is gone for {after:?} (dns_forget_after), its last {lost} replicas are given up: {error}");
+        }
+        changed
+    }
+
+    fn complain(&self, error: &LookupError, since_answer: Option<Duration>) {
         let url = &self.source.url;
         let known = self.findings.borrow().get(self.place).and_then(Option::as_ref).map(Vec::len);
-        match known {
-            Some(known) => tracing::warn!(source = url, %error, "{url} does not resolve, its last {known} replicas stay: {error}"),
-            None => tracing::warn!(source = url, %error, "{url} does not resolve, and has no replicas until it does: {error}"),
+        match (known, since_answer.map(|time| time.as_secs())) {
+            (Some(known), Some(age)) => {
+                tracing::warn!(source = url, %error, age, "{url} does not resolve, its last {known} replicas, found {age} s ago, stay: {error}");
+            }
+            _ => tracing::warn!(source = url, %error, "{url} does not resolve, and has no replicas until it does: {error}"),
         }
+    }
+
+    fn complain_of_part(&self, missing: Option<&(String, LookupError)>) {
+        let url = &self.source.url;
+        match missing {
+            Some((host, error)) => tracing::warn!(source = url, host, %error, "{url} resolves only in part, for {host}: {error}"),
+            None => tracing::info!(source = url, "{url} resolves as a whole again"),
+        }
+    }
+}
+
+/// What the log was told of a source, and when: a failure is told when it begins or is another, and now and then while it goes on.
+#[derive(Default)]
+struct Told {
+    /// The last failure, until a question is answered.
+    failure: Option<(&'static str, Instant)>,
+    answered: Option<Instant>,
+    /// Whether the last answer that was told of was one in part.
+    in_part: bool,
+    /// When that was told.
+    part: Option<Instant>,
+}
+
+impl Told {
+    /// Takes note of an answer; whether there was a failure before.
+    fn answered(&mut self, now: Instant) -> bool {
+        self.answered = Some(now);
+        self.failure.take().is_some()
+    }
+
+    fn since_answer(&self, now: Instant) -> Option<Duration> {
+        self.answered.map(|answered| now.duration_since(answered))
+    }
+
+    /// Whether a failure of this kind is to be told.
+    fn is_news(&mut self, kind: &'static str, now: Instant) -> bool {
+        let is_news = self.failure.is_none_or(|(last, at)| last != kind || now.duration_since(at) >= REMINDER);
+        if is_news {
+            self.failure = Some((kind, now));
+        }
+        is_news
+    }
+
+    /// Whether it is to be told that answers are now `in_part`, or as a whole. An old firewall makes each of them so, a slow server every other one:
+    /// neither may fill the log.
+    fn is_news_of_part(&mut self, in_part: bool, now: Instant) -> bool {
+        let is_news = self.in_part != in_part && self.part.is_none_or(|at| now.duration_since(at) >= REMINDER);
+        if is_news {
+            (self.in_part, self.part) = (in_part, Some(now));
+        }
+        is_news
     }
 }
 
 /// Spreads the questions of many routers over time, and never waits longer than configured.
 fn jitter() -> f64 {
     rand::rng().random_range(0.9..=1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_hears_of_changes_and_now_and_then_of_what_goes_on() {
+        let (mut told, start) = (Told::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(told.is_news("timeout", at(0)));
+        assert!(!told.is_news("timeout", at(59)));
+        assert!(told.is_news("timeout", at(60)));
+        assert!(!told.is_news("timeout", at(61)));
+        assert!(told.is_news("not_found", at(62)));
+        assert_eq!(told.since_answer(at(62)), None);
+        assert!(told.answered(at(70)));
+        assert!(!told.answered(at(71)));
+        assert!(told.is_news("not_found", at(75)));
+        assert_eq!(told.since_answer(at(75)), Some(Duration::from_secs(4)));
+    }
+
+    #[test]
+    fn answers_in_part_are_told_of_when_they_begin_and_no_more_than_once_a_minute() {
+        let (mut told, start) = (Told::default(), Instant::now());
+        let mut news = |in_part, seconds| told.is_news_of_part(in_part, start + Duration::from_secs(seconds));
+        assert!(!news(false, 0));
+        assert!(news(true, 1));
+        assert!(!news(true, 500));
+        assert!(news(false, 501));
+        assert!(!news(true, 502));
+        assert!(!news(false, 503));
+        assert!(news(true, 561));
+    }
 }

@@ -4,10 +4,10 @@
 //! It knows no states. Rings are costly, so the next membership is made beside the fleet, which then adopts it in no time.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::snapshot::Members;
-use super::{Replica, ReplicaSpec, Ring};
+use super::{Incarnation, Replica, ReplicaSpec, Ring};
 
 /// Replicas and pools between two changes.
 #[derive(Debug)]
@@ -18,9 +18,33 @@ pub struct Membership {
     pub(super) by_model: HashMap<String, Group>,
     pub(super) any_name: Option<Group>,
     pub(super) nobody: Group,
+    /// Who has left, as long as somebody may still count there; so no more of them than are in use, whatever comes and goes.
+    departed: Vec<Departed>,
     hash_seed: u64,
     /// The number of the next incarnation.
     next: u64,
+}
+
+/// An incarnation that has left.
+#[derive(Clone, Debug)]
+struct Departed {
+    name: String,
+    authority: String,
+    number: u64,
+    incarnation: Weak<Incarnation>,
+}
+
+impl Departed {
+    fn new(replica: &Replica) -> Self {
+        let ReplicaSpec { name, authority, .. } = replica.spec();
+        Self { name: name.clone(), authority: authority.clone(), number: replica.incarnation(), incarnation: replica.watch() }
+    }
+
+    /// The incarnation, if it is what `spec` describes and has requests in flight.
+    fn revived(&self, spec: &ReplicaSpec) -> Option<Arc<Incarnation>> {
+        let is_meant = self.name == spec.name && self.authority == spec.authority;
+        self.incarnation.upgrade().filter(|incarnation| is_meant && incarnation.outstanding() > 0)
+    }
 }
 
 /// Members and ring of a pool. Pools with the same members share them.
@@ -44,6 +68,7 @@ impl Membership {
             by_model: HashMap::new(),
             any_name: None,
             nobody,
+            departed: Vec::new(),
             hash_seed,
             next: 0,
         }
@@ -54,11 +79,16 @@ impl Membership {
         &self.replicas
     }
 
+    /// The numbers of those who have left, and on whom somebody may still count.
+    pub(super) fn departed(&self) -> impl Iterator<Item = u64> + '_ {
+        self.departed.iter().map(|departed| departed.number)
+    }
+
     /// The membership of the replicas that `specs` describe, in that order; their names are distinct. `complete` says whether these are all
     /// that there are: only then is a model that nobody lists known to be served by nobody.
     ///
     /// A replica that was there under the same name and address is the same incarnation; one whose spec did not change at all is the same
-    /// `Replica`. Rings are built for pools whose names and weights are new, which takes its time.
+    /// `Replica`. One that had left and returns is the same incarnation while requests are in flight there. Rings are built for pools whose names and weights are new, which takes its time.
     pub fn next(&self, specs: Vec<ReplicaSpec>, complete: bool) -> Self {
         let mut next = self.next;
         let known: HashMap<&str, &Arc<Replica>> = self.replicas.iter().map(|replica| (replica.name(), replica)).collect();
@@ -67,12 +97,19 @@ impl Membership {
             .map(|spec| match known.get(spec.name.as_str()) {
                 Some(replica) if *replica.spec() == spec => Arc::clone(replica),
                 Some(replica) if replica.spec().authority == spec.authority => replica.respecified(spec),
-                _ => {
-                    next += 1;
-                    Replica::new(next - 1, spec)
-                }
+                _ => match self.departed.iter().rev().find_map(|departed| departed.revived(&spec)) {
+                    Some(incarnation) => Replica::of(incarnation, spec),
+                    None => {
+                        next += 1;
+                        Replica::new(next - 1, spec)
+                    }
+                },
             })
             .collect();
+        let present: HashSet<u64> = replicas.iter().map(|replica| replica.incarnation()).collect();
+        let left = self.replicas.iter().map(|replica| Departed::new(replica));
+        let departed = self.departed.iter().cloned().chain(left);
+        let departed = departed.filter(|one| !present.contains(&one.number) && one.incarnation.strong_count() > 0).collect();
 
         let mut rings: HashMap<Shape, Arc<Ring>> = self.groups().map(|group| (shape(&group.members), Arc::clone(&group.ring))).collect();
         let mut group = |serves: &dyn Fn(&ReplicaSpec) -> bool| {
@@ -87,7 +124,7 @@ impl Membership {
         let models: HashSet<&String> = replicas.iter().flat_map(|replica| &replica.spec().models).collect();
         let by_model =
             models.into_iter().map(|model| (model.clone(), group(&|spec| takes_any(spec) || spec.models.contains(model)))).collect();
-        Self { all, by_model, any_name, nobody: self.nobody.clone(), replicas, complete, hash_seed: self.hash_seed, next }
+        Self { all, by_model, any_name, nobody: self.nobody.clone(), replicas, complete, departed, hash_seed: self.hash_seed, next }
     }
 
     fn groups(&self) -> impl Iterator<Item = &Group> {
@@ -118,6 +155,29 @@ mod tests {
 
     fn plain(names: &[&str]) -> Membership {
         Membership::empty(0).next(names.iter().map(|name| spec(name, 1, &[])).collect(), true)
+    }
+
+    #[test]
+    fn who_returns_is_the_same_while_requests_are_in_flight_there() {
+        let first = plain(&["a", "b"]);
+        let (a, b) = (Arc::clone(&first.replicas[0]), Arc::clone(&first.replicas[1]));
+        let lease = a.lease();
+        let second = first.next(vec![], true);
+        drop(first);
+        assert_eq!(second.departed().collect::<Vec<_>>(), [0, 1]);
+        // Elsewhere, under another name, or with nothing in flight: another server.
+        let elsewhere = ReplicaSpec { authority: "elsewhere:80".to_owned(), ..spec("a", 1, &[]) };
+        let renamed = ReplicaSpec { name: "c".to_owned(), ..spec("a", 1, &[]) };
+        let others = second.next(vec![elsewhere, renamed, spec("b", 1, &[])], true);
+        assert!(others.replicas.iter().all(|other| !other.is(&a) && !other.is(&b)));
+        let third = others.next(vec![spec("a", 7, &["m"])], true);
+        assert!(third.replicas[0].is(&a));
+        assert_eq!((third.replicas[0].weight(), third.replicas[0].outstanding()), (7, 1));
+        assert!(third.departed().all(|number| number != 0));
+        drop((lease, a, b, second, others));
+        let fourth = third.next(vec![], true);
+        drop(third);
+        assert_eq!(fourth.next(vec![], true).departed().count(), 0, "nobody can count there any more");
     }
 
     #[test]
@@ -210,6 +270,8 @@ mod tests {
             // All incarnations that ever were, and what is to be known of those in the fleet.
             let mut ever: Vec<Arc<Replica>> = Vec::new();
             let mut known: HashMap<u64, Health> = HashMap::new();
+            // Of those who have left: all, as `ever` holds them.
+            let mut departed: HashMap<u64, Health> = HashMap::new();
             let mut leases = Vec::new();
             for step in steps {
                 match step {
@@ -223,9 +285,14 @@ mod tests {
                         for replica in after.replicas() {
                             let earlier = before.replicas().iter().find(|earlier| earlier.name() == replica.name());
                             let stays = earlier.filter(|earlier| earlier.spec().authority == replica.spec().authority);
-                            match stays {
-                                Some(earlier) => prop_assert!(earlier.is(replica)),
-                                None => {
+                            let returns = ever.iter().rev().find(|earlier| {
+                                !before.replicas().iter().any(|present| present.is(earlier))
+                                    && (earlier.name(), &earlier.spec().authority) == (replica.name(), &replica.spec().authority)
+                                    && earlier.outstanding() > 0
+                            });
+                            match (stays, returns) {
+                                (Some(earlier), _) | (None, Some(earlier)) => prop_assert!(earlier.is(replica)),
+                                (None, None) => {
                                     prop_assert!(ever.iter().all(|other| !other.is(replica) && other.incarnation() != replica.incarnation()));
                                     prop_assert_eq!(replica.outstanding(), 0);
                                     ever.push(Arc::clone(replica));
@@ -233,7 +300,8 @@ mod tests {
                             }
                             health.insert(replica.incarnation(), known.remove(&replica.incarnation()).unwrap_or_default());
                         }
-                        known = health;
+                        departed.extend(std::mem::replace(&mut known, health));
+                        departed.retain(|number, _| !known.contains_key(number));
                         let shape = |membership: &Membership| super::shape(membership.replicas()).into_iter().collect::<HashSet<_>>();
                         let unmoved: HashSet<String> = shape(&before).intersection(&shape(&after)).map(|(name, _)| name.clone()).collect();
                         for key in (0..50_u64).map(|step| Key(step.wrapping_mul(0x9e37_79b9_7f4a_7c15))) {
@@ -247,7 +315,8 @@ mod tests {
                     Step::Seen(_, _) if ever.is_empty() => {}
                     Step::Seen(which, outcome) => {
                         let replica = which.get(&ever);
-                        let expected = known.get_mut(&replica.incarnation()).and_then(|health| {
+                        let number = replica.incarnation();
+                        let expected = known.get_mut(&number).or(departed.get_mut(&number)).and_then(|health| {
                             let before = health.state();
                             health.observe(outcome, now, &settings);
                             (before != health.state()).then(|| (before, health.state()))
@@ -259,7 +328,11 @@ mod tests {
                 for replica in &ever {
                     let expected = leases.iter().filter(|lease| lease.replica().is(replica)).count();
                     prop_assert_eq!(replica.outstanding(), expected as u64);
-                    prop_assert_eq!(snapshot.state(replica), known.get(&replica.incarnation()).map(Health::state));
+                    let number = replica.incarnation();
+                    prop_assert_eq!(snapshot.state(replica), known.get(&number).map(Health::state));
+                    let state = known.get(&number).or(departed.get(&number)).map(Health::state);
+                    prop_assert_eq!(snapshot.is_out(replica), state == Some(health::State::Down));
+                    prop_assert!(!departed.contains_key(&number) || snapshot.all.members().iter().all(|member| !member.is(replica)));
                 }
             }
             drop(leases);

@@ -25,15 +25,18 @@ use membership::Group;
 #[derive(Debug)]
 pub struct Fleet {
     membership: Arc<Membership>,
-    /// By incarnation: that of a replica which left is gone, and no later one's is ever in its place.
+    /// By incarnation: no later one's is ever in its place.
     health: HashMap<u64, Health>,
+    /// That of those who have left, while somebody may wait there. It makes nobody a candidate.
+    departed: HashMap<u64, Health>,
     settings: health::Settings,
 }
 
 impl Fleet {
     /// A fleet of replicas that nothing is known of yet. `hash_seed` seeds the rings.
     pub fn new(specs: Vec<ReplicaSpec>, settings: health::Settings, hash_seed: u64) -> Self {
-        let mut fleet = Self { membership: Arc::new(Membership::empty(hash_seed)), health: HashMap::new(), settings };
+        let mut fleet =
+            Self { membership: Arc::new(Membership::empty(hash_seed)), health: HashMap::new(), departed: HashMap::new(), settings };
         fleet.adopt(Arc::new(fleet.membership.next(specs, true)));
         fleet
     }
@@ -43,8 +46,8 @@ impl Fleet {
         &self.membership
     }
 
-    /// Goes on with `next`, which was made out of the present membership: who stays keeps its health, who is new has none, who left is
-    /// forgotten.
+    /// Goes on with `next`, which was made out of the present membership: who stays keeps its health, who is new or returns has none, who left is
+    /// forgotten when nobody can count there any more.
     pub fn adopt(&mut self, next: Arc<Membership>) {
         let mut known = std::mem::take(&mut self.health);
         self.health = next
@@ -52,12 +55,16 @@ impl Fleet {
             .iter()
             .map(|replica| (replica.incarnation(), known.remove(&replica.incarnation()).unwrap_or_default()))
             .collect();
+        known.extend(std::mem::take(&mut self.departed));
+        self.departed = next.departed().filter_map(|number| known.remove_entry(&number)).collect();
         self.membership = next;
     }
 
-    /// Takes note of `outcome`; the state before and after where it changed. What is seen of a replica that has left changes nothing.
+    /// Takes note of `outcome`; the state before and after where it changed. What is seen of a replica that has left, and on which nobody counts any
+    /// more, changes nothing.
     pub fn observe(&mut self, replica: &Replica, outcome: Outcome, now: Instant) -> Option<(State, State)> {
-        let health = self.health.get_mut(&replica.incarnation())?;
+        let number = replica.incarnation();
+        let health = self.health.get_mut(&number).or_else(|| self.departed.get_mut(&number))?;
         let before = health.state();
         health.observe(outcome, now, &self.settings);
         (health.state() != before).then(|| (before, health.state()))
@@ -77,6 +84,7 @@ impl Fleet {
             replicas: Arc::clone(replicas),
             complete: *complete,
             states,
+            departed_down: self.departed.iter().filter(|(_, health)| health.state() == State::Down).map(|(&number, _)| number).collect(),
         }
     }
 }

@@ -21,8 +21,9 @@ pub struct ReplicaSpec {
     pub models: Vec<String>,
 }
 
-/// An engine server's stay in the fleet, from when it joins to when it leaves. One that comes back is another incarnation: nothing that is known
-/// or counted of the earlier one reaches it.
+/// An engine server's stay in the fleet, from when it joins to when it leaves and the last request there has ended. One that comes back before that is
+/// the same incarnation, so that its count is right; one that comes back later is another: nothing that is known or counted of the earlier one
+/// reaches it.
 #[derive(Debug)]
 pub struct Incarnation {
     number: u64,
@@ -52,7 +53,12 @@ impl Replica {
 
     /// The same incarnation as `spec` says from now on.
     pub(super) fn respecified(&self, spec: ReplicaSpec) -> Arc<Self> {
-        Arc::new(Self { spec, incarnation: Arc::clone(&self.incarnation) })
+        Self::of(Arc::clone(&self.incarnation), spec)
+    }
+
+    /// That incarnation, as `spec` says from now on.
+    pub(super) fn of(incarnation: Arc<Incarnation>, spec: ReplicaSpec) -> Arc<Self> {
+        Arc::new(Self { spec, incarnation })
     }
 
     /// The number of its incarnation, which no other one has or will have.

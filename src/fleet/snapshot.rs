@@ -1,6 +1,6 @@
 //! An immutable picture of the fleet: who is there, in which state, in which pools. One is loaded for each choice.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::{Replica, Ring, State};
@@ -49,6 +49,8 @@ impl Pool {
 pub struct Snapshot {
     pub(super) replicas: Members,
     pub(super) states: HashMap<u64, State>,
+    /// Those who have left and are down.
+    pub(super) departed_down: HashSet<u64>,
     /// Whether the picture of who serves what is whole.
     pub(super) complete: bool,
     /// All replicas: for requests that name no model.
@@ -70,6 +72,11 @@ impl Snapshot {
     /// The state of a replica; `None` where it is not, or no longer, in the fleet.
     pub fn state(&self, replica: &Replica) -> Option<State> {
         self.states.get(&replica.incarnation()).copied()
+    }
+
+    /// Whether a replica is down, be it in the fleet or on its way out of it: who waits there waits in vain.
+    pub fn is_out(&self, replica: &Replica) -> bool {
+        self.state(replica) == Some(State::Down) || self.departed_down.contains(&replica.incarnation())
     }
 
     /// Whether any replica is up.

@@ -221,8 +221,8 @@ impl<'a> Forward<'a> {
         let fleet = &self.proxy.parties.fleet;
         let mut changes = fleet.changes();
         loop {
-            // One that has left the fleet is not out: it ends what it has begun.
-            let is_out = fleet.view().state(replica) == Some(State::Down);
+            // One that has left the fleet ends what it has begun, and is out only when its checks fail as any other's.
+            let is_out = fleet.view().is_out(replica);
             if is_out && self.is_another(|snapshot, other| snapshot.state(other) == Some(State::Up)) && self.proxy.budget.withdraw(now()) {
                 return;
             }

@@ -166,7 +166,7 @@ impl Metrics {
             retries_refused: IntCounter::new("prefix_router_retries_refused_total", "Retries that the budget did not allow.")?,
             replica_state: gauge("prefix_router_replica_state", "1 for the state that a replica is in.", &["replica", "state"])?,
             lookups: counter("prefix_router_discovery_lookups_total", "Lookups of a source of replicas by result.", &["source", "result"])?,
-            discovered: gauge("prefix_router_discovery_replicas", "Replicas in a source's last good answer.", &["source"])?,
+            discovered: gauge("prefix_router_discovery_replicas", "Replicas in a source's last good answer, while it holds.", &["source"])?,
             answered: {
                 let name = "prefix_router_discovery_last_success_timestamp_seconds";
                 let gauge = GaugeVec::new(Opts::new(name, "Time of a source's last good answer, since the epoch."), &["source"])?;
@@ -225,6 +225,11 @@ impl Metrics {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             self.answered.with_label_values(&[source]).set(now.as_secs_f64());
         }
+    }
+
+    /// The last good answer of a source holds no more.
+    pub fn nothing_is_known(&self, source: &str) {
+        self.discovered.with_label_values(&[source]).set(0);
     }
 
     /// Counts a choice.

@@ -256,6 +256,11 @@ def scenario(router, dns, port, replicas):
     warnings = [line for line in log.splitlines() if f"{source} does not resolve" in line]
     check("failures are told once per change", 1 <= len(warnings) <= 8, warnings)
 
+    told = {what: sum(f"fixed.fleet.test {what}" in line for line in log.splitlines()) for what in ("does not resolve", "resolves again")}
+    check("so are those of a fixed name", 1 <= told["does not resolve"] <= 4 and 1 <= told["resolves again"] <= 4, told)
+    blamed = [line for line in log.splitlines() if f"replica {fixed} is down" in line]
+    check("nobody blames its replica for them", len(blamed) <= 1, blamed)
+
     router.process.terminate()
     check("it ends with exit code 0", router.process.wait(PATIENCE) == 0)
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::rdata::SRV;
@@ -25,6 +26,10 @@ pub(crate) enum Manner {
     Silent,
     /// IPv6 questions with a server failure, the others honestly.
     NoIpv6,
+    /// IPv6 questions not at all, the others honestly: what old firewalls make of it.
+    DroppedIpv6,
+    /// IPv6 questions so much later, all honestly.
+    LateIpv6(Duration),
 }
 
 /// The longest answer by UDP; longer ones are cut off and come by TCP.
@@ -40,6 +45,7 @@ pub(crate) struct Dns {
 struct State {
     zone: Mutex<HashMap<(String, RecordType), Vec<RData>>>,
     ttl: Mutex<u32>,
+    delay: Mutex<Duration>,
     manner: Mutex<Manner>,
     /// Questions for A and SRV records.
     asked: AtomicUsize,
@@ -59,6 +65,7 @@ impl Dns {
         let state = Arc::new(State {
             zone: Mutex::default(),
             ttl: Mutex::new(0),
+            delay: Mutex::default(),
             manner: Mutex::new(Manner::Honest),
             asked: AtomicUsize::new(0),
             by_tcp: AtomicUsize::new(0),
@@ -90,6 +97,11 @@ impl Dns {
         *self.state.ttl.lock().expect("no panic under the lock") = seconds;
     }
 
+    /// Answers by UDP take so long from now on.
+    pub(crate) fn delay(&self, delay: Duration) {
+        *self.state.delay.lock().expect("no panic under the lock") = delay;
+    }
+
     pub(crate) fn manner(&self, manner: Manner) {
         *self.state.manner.lock().expect("no panic under the lock") = manner;
     }
@@ -106,14 +118,21 @@ impl Dns {
 }
 
 async fn serve_udp(socket: UdpSocket, state: Arc<State>) {
+    let socket = Arc::new(socket);
+    let mut late = JoinSet::new();
     let mut buffer = [0; 4_096];
     while let Ok((length, client)) = socket.recv_from(&mut buffer).await {
+        let delay = state.delay(&buffer[..length]);
         let Some(mut answer) = state.answer(&buffer[..length]) else { continue };
         if answer.len() > UDP_LIMIT {
             let whole = Message::from_vec(&answer).expect("our own");
             answer = whole.truncate().to_vec().expect("it encodes");
         }
-        drop(socket.send_to(&answer, client).await);
+        let socket = Arc::clone(&socket);
+        late.spawn(async move {
+            tokio::time::sleep(delay).await;
+            drop(socket.send_to(&answer, client).await);
+        });
     }
 }
 
@@ -139,6 +158,14 @@ async fn serve_tcp(listener: TcpListener, state: Arc<State>) {
 }
 
 impl State {
+    fn delay(&self, question: &[u8]) -> Duration {
+        let kind = Message::from_vec(question).ok().and_then(|question| question.queries.first().map(|query| query.query_type()));
+        match *self.manner.lock().expect("no panic under the lock") {
+            Manner::LateIpv6(delay) if kind == Some(RecordType::AAAA) => delay,
+            _ => *self.delay.lock().expect("no panic under the lock"),
+        }
+    }
+
     fn answer(&self, question: &[u8]) -> Option<Vec<u8>> {
         let question = Message::from_vec(question).ok()?;
         let query = question.queries.first()?.clone();
@@ -152,10 +179,11 @@ impl State {
         let manner = *self.manner.lock().expect("no panic under the lock");
         match manner {
             Manner::Silent => return None,
+            Manner::DroppedIpv6 if kind == RecordType::AAAA => return None,
             Manner::Garbage => return Some([&question.metadata.id.to_be_bytes()[..], &[0xff; 40]].concat()),
             Manner::Code(code) => answer.metadata.response_code = code,
             Manner::NoIpv6 if kind == RecordType::AAAA => answer.metadata.response_code = ResponseCode::ServFail,
-            Manner::Honest | Manner::NoIpv6 => {
+            Manner::Honest | Manner::NoIpv6 | Manner::DroppedIpv6 | Manner::LateIpv6(_) => {
                 let zone = self.zone.lock().expect("no panic under the lock");
                 let plain = name.to_ascii().trim_end_matches('.').to_ascii_lowercase();
                 let ttl = *self.ttl.lock().expect("no panic under the lock");

@@ -28,6 +28,7 @@ replicas:
 dns_servers: [127.0.0.1, '[::1]:5353']
 dns_min_ttl: 2s
 dns_max_ttl: 1m
+dns_forget_after: 5m
 upstream_api_key: sk-1
 health_check_path: /live?deep=1
 health_check_interval: 500ms

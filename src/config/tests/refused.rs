@@ -133,6 +133,16 @@ fn replicas_that_are_none() {
         "replicas:\n  - dns://a:80\n  - {url: dns://a:80, weight: 2}\n",
         &["r.yaml:3: replicas: dns://a:80 is given twice on lines 2 and 3; allowed: once"],
     );
+    for (one, other, what) in [
+        ("dns://a:1", "dns://A:1", "dns://A:1 is given twice on lines 2 and 3; allowed: once"),
+        ("dns://a.:1", "dns://a:1", "dns://a:1 is given twice on lines 2 and 3; allowed: once"),
+        ("dns://_http._tcp.a.", "dns://_HTTP._tcp.a", "dns://_HTTP._tcp.a is given twice on lines 2 and 3; allowed: once"),
+        ("http://gpu.test.:1", "http://gpu.test:1", "the address gpu.test:1 is given twice on lines 2 and 3; allowed: distinct addresses"),
+        ("http://gpu:80", "http://gpu:080", "the address gpu:080 is given twice on lines 2 and 3; allowed: distinct addresses"),
+        ("http://[::1]:1", "http://[0::1]:1", "the address [0::1]:1 is given twice on lines 2 and 3; allowed: distinct addresses"),
+    ] {
+        wrong(&format!("replicas:\n  - {one}\n  - {other}\n"), &[&format!("r.yaml:3: replicas: {what}")]);
+    }
     wrong(
         "replicas:\n  - http://a\n  - {url: http://b, name: a}\n  - http://A:80\n",
         &[

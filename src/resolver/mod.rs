@@ -1,12 +1,16 @@
 //! Names to addresses: the one DNS client of the router, which discovery asks and whoever connects to a replica by its name.
 //!
-//! It asks each time and keeps no answers: how long one holds, and what holds while none comes, is the asker's business. It does not use the
-//! system's resolver library, which a fully static binary lacks, but reads the same files: `/etc/resolv.conf` and `/etc/hosts`.
+//! [`Resolver`] asks each time and keeps no answers: how long one holds, and what holds while none comes, is the asker's business, or that of
+//! [`HostName`]. It does not use the system's resolver library, which a fully static binary lacks, but reads the same files: `/etc/resolv.conf` and
+//! `/etc/hosts`.
 
-use std::collections::HashSet;
+mod name;
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use hickory_resolver::config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts, ServerOrderingStrategy};
 use hickory_resolver::lookup::Lookup;
@@ -15,6 +19,10 @@ use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
 use hickory_resolver::{Hosts, TokioResolver, system_conf};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+pub use name::{HostName, HostNames};
 
 /// Who is asked, and how long an answer may hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,12 +33,20 @@ pub struct Settings {
     pub min_ttl: Duration,
     /// And at most this long.
     pub max_ttl: Duration,
+    /// A name is believed to be gone when this has been the only answer for so long; zero: never.
+    pub forget_after: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         // Docker says 600 s, Kubernetes 5 s to 30 s; a replica that was added should be seen within seconds all the same.
-        Self { servers: Vec::new(), min_ttl: Duration::from_secs(1), max_ttl: Duration::from_secs(5) }
+        Self {
+            servers: Vec::new(),
+            min_ttl: Duration::from_secs(1),
+            max_ttl: Duration::from_secs(5),
+            // Long enough for a DNS server that starts with an empty zone, too short for others to get and use the addresses.
+            forget_after: Duration::from_secs(60),
+        }
     }
 }
 
@@ -44,6 +60,14 @@ impl Settings {
 
 /// A server that does not answer within this time is asked once more, or another one is. The system's own limit holds where it is shorter.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Once one kind of address is there, the other kind may take this long: old firewalls drop questions for IPv6, and would cost each lookup its
+/// whole patience.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// An answer that came after its grace is the next asker's, unless it is older than this: twice the longest pause by default. So old, at most, are
+/// answers that are over and used nevertheless, without a moment's wait for a new one.
+const LATE: Duration = Duration::from_secs(10);
 
 const HOSTS: &str = "/etc/hosts";
 
@@ -115,6 +139,8 @@ pub struct Found {
     /// `None` where nobody could say what there is of this kind, while the other kind was answered.
     v4: Option<Vec<IpAddr>>,
     v6: Option<Vec<IpAddr>>,
+    /// Why half of it is not known, if so.
+    pub missing: Option<LookupError>,
     /// How long the answer holds by its own account.
     pub ttl: Duration,
 }
@@ -136,6 +162,24 @@ impl Found {
     }
 }
 
+/// For how long a name has been said to be gone.
+#[derive(Debug, Default)]
+pub struct Absence {
+    since: Option<Instant>,
+}
+
+impl Absence {
+    /// Whether a lookup that brought nothing, now, is to be taken at its word: who knows has said nothing else for `forget_after`. Until then it may
+    /// be a DNS server that has just started; after that the addresses may be somebody else's.
+    pub fn is_believed(&mut self, error: &LookupError, now: Instant, settings: &Settings) -> bool {
+        if !error.is_certain() {
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        !settings.forget_after.is_zero() && now.duration_since(since) >= settings.forget_after
+    }
+}
+
 /// A service's server, as an SRV record names it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Target {
@@ -151,6 +195,25 @@ pub struct Resolver {
     search: Vec<Name>,
     ndots: usize,
     hosts: Mutex<KnownHosts>,
+    /// Questions for addresses that are under way, or whose answer nobody has taken yet.
+    asked: Mutex<HashMap<(Name, RecordType), Asked>>,
+}
+
+/// A question for addresses of one kind.
+struct Asked {
+    answer: watch::Receiver<Option<Half>>,
+    begun: Instant,
+}
+
+impl Asked {
+    /// Whether it has an answer to give, or will have.
+    fn is_useful(&self) -> bool {
+        match &*self.answer.borrow() {
+            None => self.answer.has_changed().is_ok(),
+            Some(Err(error)) if !error.is_certain() => false,
+            Some(_) => self.begun.elapsed() < LATE,
+        }
+    }
 }
 
 /// `/etc/hosts` as of its last change.
@@ -181,7 +244,7 @@ impl Resolver {
         options.edns0 = true;
         let config = ResolverConfig::from_parts(None, Vec::new(), servers);
         let client = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(options).build()?;
-        Ok(Self { client, search, ndots, hosts: Mutex::default() })
+        Ok(Self { client, search, ndots, hosts: Mutex::default(), asked: Mutex::default() })
     }
 
     /// The addresses of `host`, IPv4 and IPv6. Of the full names that it may stand for, the first one counts that has any.
@@ -192,7 +255,7 @@ impl Resolver {
         }
         let mut search = Search::new(name, &self.search, self.ndots);
         while let Some(name) = search.next() {
-            let (v4, v6) = tokio::join!(self.records(&name, RecordType::A), self.records(&name, RecordType::AAAA));
+            let (v4, v6) = self.both(&name).await;
             match join(v4, v6) {
                 Ok(found) => return Ok(found),
                 Err(error) => search.failed(error),
@@ -206,7 +269,7 @@ impl Resolver {
     pub async fn services(&self, service: &str) -> Result<(Vec<Target>, Duration), LookupError> {
         let mut search = Search::new(parse(service)?, &self.search, self.ndots);
         while let Some(name) = search.next() {
-            let lookup = match self.lookup(&name, RecordType::SRV).await {
+            let lookup = match lookup(&self.client, name, RecordType::SRV).await {
                 Ok(lookup) => lookup,
                 Err(error) => {
                     search.failed(error);
@@ -229,18 +292,50 @@ impl Resolver {
         Err(search.outcome)
     }
 
-    async fn records(&self, name: &Name, kind: RecordType) -> Result<(Vec<IpAddr>, Duration), LookupError> {
-        let lookup = self.lookup(name, kind).await?;
-        // Blocking servers answer 0.0.0.0 for names that they do not like.
-        let usable = |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast();
-        let addresses: Vec<_> = lookup.answers().iter().filter_map(|record| record.data.ip_addr()).filter(usable).collect();
-        if addresses.is_empty() { Err(LookupError::Empty) } else { Ok((addresses, ttl(&lookup))) }
+    /// Both kinds of addresses under a full name. The second one does not hold up the first for long.
+    async fn both(&self, name: &Name) -> (Half, Half) {
+        let (v4, v6) = (self.records(name, RecordType::A), self.records(name, RecordType::AAAA));
+        tokio::pin!(v4, v6);
+        tokio::select! {
+            // That there is no such name is said of both kinds; of IPv6, some servers say it wrongly.
+            four = &mut v4 => {
+                let decides = matches!(four, Ok(_) | Err(LookupError::NotFound));
+                let six = after(decides, v6).await;
+                (four, six)
+            }
+            six = &mut v6 => {
+                let four = after(six.is_ok(), v4).await;
+                (four, six)
+            }
+        }
     }
 
-    async fn lookup(&self, name: &Name, kind: RecordType) -> Result<Lookup, LookupError> {
-        // A cache of size 0 forgets at some time, not at once.
-        self.client.clear_cache();
-        Ok(self.client.lookup(name.clone(), kind).await?)
+    /// The addresses of one kind under a full name. All who want to know share one question, which goes on to its end though nobody waits for it.
+    async fn records(&self, name: &Name, kind: RecordType) -> Half {
+        let key = (name.clone(), kind);
+        let mut answer = self.question(&key);
+        let half = answer.wait_for(Option::is_some).await.ok().and_then(|half| half.clone());
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.get(&key).is_some_and(|known| known.answer.same_channel(&answer)) {
+            asked.remove(&key);
+        }
+        half.unwrap_or_else(|| Err(LookupError::Other("the lookup broke off".to_owned())))
+    }
+
+    fn question(&self, key: &(Name, RecordType)) -> watch::Receiver<Option<Half>> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.retain(|_, question| question.is_useful());
+        if let Some(known) = asked.get(key) {
+            return known.answer.clone();
+        }
+        let (sender, answer) = watch::channel(None);
+        let (client, (name, kind)) = (self.client.clone(), key.clone());
+        tokio::spawn(async move {
+            let half = lookup(&client, name, kind).await.and_then(|lookup| usable(&lookup));
+            sender.send_replace(Some(half));
+        });
+        asked.insert(key.clone(), Asked { answer: answer.clone(), begun: Instant::now() });
+        answer
     }
 
     /// What `/etc/hosts` says, which comes before any DNS server. It is read again when it changes.
@@ -259,7 +354,7 @@ impl Resolver {
         };
         let (v4, v6) = (listed(RecordType::A).unwrap_or_default(), listed(RecordType::AAAA).unwrap_or_default());
         // It may change at any time, and reading it costs nothing.
-        (!v4.is_empty() || !v6.is_empty()).then_some(Found { v4: Some(v4), v6: Some(v6), ttl: Duration::ZERO })
+        (!v4.is_empty() || !v6.is_empty()).then_some(Found { v4: Some(v4), v6: Some(v6), missing: None, ttl: Duration::ZERO })
     }
 }
 
@@ -315,6 +410,25 @@ fn parse(host: &str) -> Result<Name, LookupError> {
     Name::from_str_relaxed(host).map_err(|error| LookupError::Other(format!("{host} is not a name: {error}")))
 }
 
+async fn lookup(client: &TokioResolver, name: Name, kind: RecordType) -> Result<Lookup, LookupError> {
+    // A cache of size 0 forgets at some time, not at once.
+    client.clear_cache();
+    Ok(client.lookup(name, kind).await?)
+}
+
+/// What `half` brings; where the other half `decides`, only if that is soon.
+async fn after(decides: bool, half: impl Future<Output = Half>) -> Half {
+    if decides { timeout(GRACE, half).await.unwrap_or(Err(LookupError::Timeout)) } else { half.await }
+}
+
+/// The addresses in an answer that one can connect to.
+fn usable(lookup: &Lookup) -> Half {
+    // Blocking servers answer 0.0.0.0 for names that they do not like.
+    let usable = |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast();
+    let addresses: Vec<_> = lookup.answers().iter().filter_map(|record| record.data.ip_addr()).filter(usable).collect();
+    if addresses.is_empty() { Err(LookupError::Empty) } else { Ok((addresses, ttl(lookup))) }
+}
+
 /// The shortest time that a record of the answer holds.
 fn ttl(lookup: &Lookup) -> Duration {
     Duration::from_secs(lookup.answers().iter().map(|record| record.ttl.into()).min().unwrap_or(0))
@@ -329,12 +443,16 @@ fn join(v4: Half, v6: Half) -> Result<Found, LookupError> {
         Err(error) => error.is_certain().then(Vec::new),
     };
     let ttl = [&v4, &v6].into_iter().filter_map(|half| half.as_ref().ok()).map(|(_, ttl)| *ttl).min();
-    if let Some(ttl) = ttl {
-        return Ok(Found { v4: known(&v4), v6: known(&v6), ttl });
-    }
+    let (four, six) = (known(&v4), known(&v6));
+    // Whoever has no name has none for IPv6 either, though nobody says so.
+    let is_gone = matches!((&v4, &v6), (Err(LookupError::NotFound), Err(LookupError::Timeout)));
     // Of equals the first.
     let worst = [v4, v6].into_iter().filter_map(Result::err).reduce(|one, other| if other.doubt() > one.doubt() { other } else { one });
-    Err(worst.unwrap_or(LookupError::NotFound))
+    match ttl {
+        Some(ttl) => Ok(Found { v4: four, v6: six, missing: worst.filter(|error| !error.is_certain()), ttl }),
+        None if is_gone => Err(LookupError::NotFound),
+        None => Err(worst.unwrap_or(LookupError::NotFound)),
+    }
 }
 
 #[cfg(test)]
@@ -382,6 +500,22 @@ mod tests {
         assert_eq!(certain.or_earlier(Some(&whole)).addresses(), [four]);
         assert_eq!(join(Err(LookupError::NotFound), Err(LookupError::Empty)), Err(LookupError::Empty));
         assert_eq!(join(Err(LookupError::Empty), Err(LookupError::Timeout)), Err(LookupError::Timeout));
+        assert_eq!(join(Err(LookupError::NotFound), Err(LookupError::Timeout)), Err(LookupError::NotFound));
+        assert_eq!(join(Err(LookupError::Timeout), Err(LookupError::NotFound)), Err(LookupError::Timeout));
+    }
+
+    #[test]
+    fn a_name_is_gone_when_nothing_else_was_said_for_a_while() {
+        let settings = Settings { forget_after: Duration::from_secs(60), ..Settings::default() };
+        let (mut absence, start) = (Absence::default(), Instant::now());
+        let mut at = |seconds, error| absence.is_believed(&error, start + Duration::from_secs(seconds), &settings);
+        assert!(!at(0, LookupError::Timeout));
+        assert!(!at(50, LookupError::NotFound));
+        assert!(!at(109, LookupError::Empty));
+        assert!(!at(110, LookupError::Timeout), "whoever does not know says nothing");
+        assert!(at(110, LookupError::NotFound));
+        let never = Settings { forget_after: Duration::ZERO, ..settings };
+        assert!(!absence.is_believed(&LookupError::NotFound, start + Duration::from_secs(9_999), &never));
     }
 
     #[test]
