@@ -90,14 +90,14 @@ fn conclusion(comparison: &Comparison) -> String {
     let strategies = &comparison.strategies;
     if let Some(why) = strategies.iter().find_map(|measured| measured.first_failure.as_ref()) {
         let (failed, all) = (comparison.failed(), comparison.requests * strategies.len());
-        return format!("{failed} of {all} requests failed, so nothing follows from this; the first: {why}");
+        return format!("{failed} of {all} requests failed, so nothing follows from these figures. The first failure: {why}");
     }
     let [first, .., last] = strategies.as_slice() else { return String::new() };
     let (before, after) = (&first.report, &last.report);
     let change = 100.0 * (1.0 - after.first_token_ms.p50 / before.first_token_ms.p50);
     let (change, word) = if change < 0.0 { (-change, "later") } else { (change, "sooner") };
     let computed = (1.0 - before.hit_rate) / (1.0 - after.hit_rate).max(f64::EPSILON);
-    let mut text = format!("{} against {}: half of the first tokens come {change:.0} % {word} (p50)", last.strategy, first.strategy);
+    let mut text = format!("{} against {}: the median first token comes {change:.0} % {word}", last.strategy, first.strategy);
     // Writing to a text cannot fail.
     let _ = if computed >= 1.05 {
         write!(text, ", and the replicas compute {computed:.1} times fewer prompt tokens.")
