@@ -62,7 +62,7 @@ fn where_requests_fail_nothing_is_concluded() {
     let (table, json) = (demo(&[]), demo(&["--json"]));
     assert_eq!(table.status.code(), Some(1), "{}", said(&table));
     let text = String::from_utf8_lossy(&table.stdout);
-    assert!(text.contains("requests failed, so nothing follows from this; the first: "), "{}", said(&table));
+    assert!(text.contains("requests failed, so nothing follows from these figures. The first failure: "), "{}", said(&table));
     assert!(!text.contains("prefix_aware against random"), "{text}");
     assert_eq!(json.status.code(), Some(1), "{}", said(&json));
     let shown: Value = serde_json::from_slice(&json.stdout).expect("JSON all the same");
