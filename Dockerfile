@@ -8,10 +8,12 @@ ENV RUSTFLAGS="-C target-feature=+crt-static --cfg getrandom_backend=\"linux_get
 RUN rustc -vV | sed -n 's/^host: //p' > host
 # Dependencies first: their layer lasts until Cargo.lock changes.
 COPY Cargo.toml Cargo.lock rustfmt.toml ./
-RUN mkdir src benches && echo 'fn main() {}' | tee src/main.rs benches/decision.rs && touch src/lib.rs && cargo build --locked --release --target "$(cat host)" && rm -r src benches
+RUN mkdir src benches && echo 'fn main() {}' | tee src/main.rs benches/decision.rs && touch src/lib.rs \
+    && cargo build --locked --release --target "$(cat host)" && rm -r src benches
 COPY src src
 COPY benches benches
-RUN touch src/main.rs src/lib.rs && cargo build --locked --release --target "$(cat host)" && cp "target/$(cat host)/release/prefix-router" prefix-router
+RUN touch src/main.rs src/lib.rs && cargo build --locked --release --target "$(cat host)" \
+    && cp "target/$(cat host)/release/prefix-router" prefix-router
 
 FROM scratch
 COPY --from=build /src/prefix-router /prefix-router

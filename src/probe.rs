@@ -2,6 +2,7 @@
 //!
 //! It reports; what a report means is decided in `fleet`.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use rand::RngExt;
@@ -9,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::fleet::{Outcome, health};
 use crate::live::LiveFleet;
-use crate::upstream::Upstream;
+use crate::upstream::{SendError, Upstream};
 
 /// An answer to a health check is a few bytes; one that is longer than this is none.
 const MAX_ANSWER: usize = 64 * 1_024;
@@ -18,24 +19,34 @@ const MAX_ANSWER: usize = 64 * 1_024;
 /// else to tell that none will come.
 pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: health::Settings) {
     loop {
-        let (outcome, why) = match timeout(settings.timeout, check(&upstream, &settings.path)).await {
-            Ok(Ok(())) => (Outcome::CheckPassed, String::new()),
-            Ok(Err(why)) => (Outcome::CheckFailed, why),
-            Err(_) => (Outcome::CheckFailed, format!("{} did not answer within {:?}", settings.path, settings.timeout)),
-        };
-        fleet.report(upstream.replica(), outcome, &why);
+        let checked = timeout(settings.timeout, check(&upstream, &settings.path)).await;
+        let checked =
+            checked.unwrap_or_else(|_| Err(Failure::Silent(format!("{} did not answer within {:?}", settings.path, settings.timeout))));
+        match checked {
+            Ok(()) => fleet.report(upstream.replica(), Outcome::CheckPassed, ""),
+            // One that is being stopped takes nothing new, and still ends what it has begun.
+            Err(Failure::Heard(_)) if has_left(&upstream, &fleet) => {}
+            Err(Failure::Silent(why) | Failure::Heard(why)) => fleet.report(upstream.replica(), Outcome::CheckFailed, &why),
+        }
         // As good a time as any to let go of connections that nobody came for.
         upstream.close_idle();
         sleep(settings.interval.mul_f64(jitter())).await;
-        if is_over(&upstream, &fleet) {
+        if has_left(&upstream, &fleet) && upstream.replica().outstanding() == 0 {
             return;
         }
     }
 }
 
-fn is_over(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
-    let replica = upstream.replica();
-    fleet.view().upstream(replica).is_none() && replica.outstanding() == 0
+/// How a check failed.
+enum Failure {
+    /// Nobody answers: not even to refuse.
+    Silent(String),
+    /// Somebody is there, and says no.
+    Heard(String),
+}
+
+fn has_left(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
+    fleet.view().upstream(upstream.replica()).is_none()
 }
 
 /// Spreads the checks of many routers and replicas over time, and never waits longer than configured.
@@ -43,7 +54,13 @@ fn jitter() -> f64 {
     rand::rng().random_range(0.9..=1.0)
 }
 
-async fn check(upstream: &Upstream, path: &str) -> Result<(), String> {
-    let (status, _) = upstream.get(path, None, MAX_ANSWER).await.map_err(|error| error.to_string())?;
-    if status.is_success() { Ok(()) } else { Err(format!("{path} answered {status}")) }
+async fn check(upstream: &Upstream, path: &str) -> Result<(), Failure> {
+    match upstream.get(path, None, MAX_ANSWER).await {
+        Ok((status, _)) if status.is_success() => Ok(()),
+        Ok((status, _)) => Err(Failure::Heard(format!("{path} answered {status}"))),
+        Err(error) => match error.downcast_ref() {
+            Some(SendError::Connect(cause)) if cause.kind() != ErrorKind::ConnectionRefused => Err(Failure::Silent(error.to_string())),
+            _ => Err(Failure::Heard(error.to_string())),
+        },
+    }
 }

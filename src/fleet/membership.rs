@@ -88,7 +88,8 @@ impl Membership {
     /// that there are: only then is a model that nobody lists known to be served by nobody.
     ///
     /// A replica that was there under the same name and address is the same incarnation; one whose spec did not change at all is the same
-    /// `Replica`. One that had left and returns is the same incarnation while requests are in flight there. Rings are built for pools whose names and weights are new, which takes its time.
+    /// `Replica`. One that had left and returns is the same incarnation while requests are in flight there. Rings are built for pools whose names
+    /// and weights are new, which takes its time.
     pub fn next(&self, specs: Vec<ReplicaSpec>, complete: bool) -> Self {
         let mut next = self.next;
         let known: HashMap<&str, &Arc<Replica>> = self.replicas.iter().map(|replica| (replica.name(), replica)).collect();

@@ -264,6 +264,11 @@ async fn who_waits_on_a_replica_that_left_and_is_gone_is_answered_by_another() {
     router.has_state(replicas[0].name, "up").await;
     tokio::time::sleep(A_WHILE).await;
     assert_eq!(replicas[0].count(), 0, "while it is well it is waited for");
+    // It is being stopped: it says no to all that is new.
+    replicas[1].health(Health::Status(503));
+    let probes = replicas[1].probes().len();
+    eventually("it has said no more often than brings one down", async || replicas[1].probes().len() > probes + 4).await;
+    assert_eq!(replicas[0].count(), 0, "and ends what it has begun");
     // The machine is gone: nothing is refused, nothing is answered.
     replicas[1].health(Health::Hang);
     assert_eq!(client.head().await.get("x-prefix-router-replica"), Some(replicas[0].name));
