@@ -161,7 +161,7 @@ pub async fn start(config: Config) -> Result<Running> {
     let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, cut.clone()));
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
-    tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}, {fixed} replicas{discovered}");
+    tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}; replicas: {fixed}{discovered}");
     Ok(Running { traffic, admin, drain, cut, serving, _tasks: tasks })
 }
 
@@ -201,7 +201,7 @@ async fn follow(fleet: Arc<LiveFleet>, fixed: Vec<ReplicaSpec>, mut findings: wa
     loop {
         let (specs, complete) = discovery::join(&fixed, &findings.borrow_and_update());
         if let Err(error) = fleet.set(specs, complete).await {
-            tracing::error!(%error, "the fleet stays as it was: {error}");
+            tracing::error!(error = error.to_string(), "the fleet stays as it was: {error}");
         }
         let view = fleet.view();
         let present: HashMap<u64, &Arc<Upstream>> = view.upstreams().map(|upstream| (upstream.replica().incarnation(), upstream)).collect();
@@ -252,8 +252,8 @@ async fn announce(fleet: Arc<LiveFleet>, limit: Duration) {
     let view = fleet.view();
     match (view.replicas().len(), count(&view, State::Up)) {
         (0, _) => tracing::warn!("no replica is known yet; requests are answered with 503 until one is found"),
-        (all, 0) => tracing::warn!("none of {all} replicas is up; requests are tried nevertheless, and checks go on"),
-        (all, up) => tracing::info!("{up} of {all} replicas are up"),
+        (all, 0) => tracing::warn!("replicas up: none of {all}; requests are tried nevertheless, and checks go on"),
+        (all, up) => tracing::info!("replicas up: {up} of {all}"),
     }
 }
 

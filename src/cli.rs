@@ -10,7 +10,6 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::{self, Flag, Sources, help};
 use crate::sim::workload::Workload;
@@ -53,7 +52,7 @@ enum Command {
     Serve(ConfigFlags),
     /// Check the configuration, and print what is in force.
     Check(ConfigFlags),
-    /// See what prefix routing does, on simulated replicas: every strategy gets the same requests, for about a minute.
+    /// See what prefix routing does, on simulated replicas: every strategy gets the same requests. It takes a minute and a half.
     Demo(DemoFlags),
     /// Ask a running router whether it is ready; for containers. Exit code 0 if it is.
     Healthcheck {
@@ -66,7 +65,7 @@ enum Command {
     /// Serve as a simulated vLLM replica, until SIGTERM. It needs no GPU, and its words mean nothing.
     DemoReplica {
         /// Address to serve on; port 0: any that is free.
-        #[arg(long, value_name = "ADDRESS")]
+        #[arg(long, value_name = "ADDRESS", value_parser = config::address)]
         listen: SocketAddr,
         /// Name of the model; wins over the file's.
         #[arg(long, value_name = "NAME")]
@@ -115,10 +114,10 @@ struct DemoFlags {
     seed: u64,
     #[arg(long, value_name = "NAME", value_parser = workload, default_value = Workload::Documents.name(), help = workloads())]
     workload: Workload,
-    /// Simulated replicas.
+    /// Simulated replicas, 1 to 64.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64), default_value_t = 7)]
     replicas: u64,
-    /// How long requests arrive, for each strategy.
+    /// How long requests arrive, for each strategy: 1 to 600 seconds. Conversations that have begun go on to their end.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600), default_value_t = 20)]
     seconds: u64,
     /// Print the figures as JSON.
@@ -232,23 +231,19 @@ fn demo_replica(listen: SocketAddr, model: Option<String>, file: Option<PathBuf>
     if let Some(problem) = settings.problem() {
         return complain(WRONG_USE, format_args!("error: --model: {problem}"));
     }
-    let served = tokio::runtime::Builder::new_multi_thread().enable_all().build().and_then(|runtime| {
+    let served = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(anyhow::Error::from).and_then(|runtime| {
         runtime.block_on(async {
-            let mut terminate = signal(SignalKind::terminate())?;
-            let mut interrupt = signal(SignalKind::interrupt())?;
+            let mut stop = app::StopSignals::new()?;
             let replica = demo_replica::start(TcpListener::bind(listen).await?, settings)?;
             writeln!(std::io::stdout(), "simulated replica: listening on http://{}", replica.address())?;
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
+            stop.next().await;
             replica.stop().await;
             Ok(())
         })
     });
     match served {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complain(FAILED, format_args!("error: cannot serve on {listen}: {error}")),
+        Err(error) => complain(FAILED, format_args!("error: cannot serve on {listen}: {error:#}")),
     }
 }
 

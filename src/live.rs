@@ -87,7 +87,7 @@ impl LiveFleet {
                 Err(error) => {
                     // Where it did not panic the router ends.
                     if error.is_panic() {
-                        tracing::error!(%error, "the fleet stays as it was: its ring could not be built: {error}");
+                        tracing::error!(error = error.to_string(), "the fleet stays as it was: its ring could not be built: {error}");
                     }
                     return Ok(());
                 }

@@ -131,7 +131,7 @@ impl Server {
                 }
                 Err(error) if is_one_connections(&error) => {}
                 Err(error) => {
-                    tracing::error!(%error, "cannot take a connection: {error}");
+                    tracing::error!(error = error.to_string(), "cannot take a connection: {error}");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

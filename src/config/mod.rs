@@ -140,6 +140,12 @@ pub fn help(key: &str) -> String {
     })
 }
 
+/// An address to listen on, in the forms that the key `listen` allows; else what these are.
+pub fn address(text: &str) -> Result<SocketAddr, String> {
+    let allowed = || keys::find("listen").map(|key| format!("allowed: {}", key.kind.allowed())).unwrap_or_default();
+    quantity::address(text).ok_or_else(allowed)
+}
+
 /// A configuration on its way: sources are put over one another in the order file, environment, flags.
 #[derive(Default)]
 struct Loader {

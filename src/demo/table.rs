@@ -11,28 +11,28 @@ use crate::sim::report::{COLD, Report};
 
 /// A run in a few words, while it goes on.
 pub(super) fn in_brief(report: &Report) -> String {
-    format!("first token p50 {}, found in cache {}", ms(report.first_token_ms.p50), percent(report.hit_rate))
+    format!("p50 {}, found in cache {}", ms(report.first_token_ms.p50), percent(report.hit_rate))
 }
 
 /// A figure's name, and how it is got.
 type Row = (&'static str, fn(&Report) -> String);
 
-/// The strategies side by side, with what was done above and what it means below.
+/// The strategies side by side, with what was done above and what it means below; no wider than 80 columns.
 pub(super) fn render(comparison: &Comparison) -> String {
     let rows: [Row; 14] = [
-        ("Time to first token  p50", |report| ms(report.first_token_ms.p50)),
-        ("                     p90", |report| ms(report.first_token_ms.p90)),
-        ("                     p99", |report| ms(report.first_token_ms.p99)),
-        ("Whole answer         p50", |report| ms(report.total_ms.p50)),
-        ("                     p90", |report| ms(report.total_ms.p90)),
+        ("First token    p50", |report| ms(report.first_token_ms.p50)),
+        ("               p90", |report| ms(report.first_token_ms.p90)),
+        ("               p99", |report| ms(report.first_token_ms.p99)),
+        ("Whole answer   p50", |report| ms(report.total_ms.p50)),
+        ("               p90", |report| ms(report.total_ms.p90)),
         ("Answers per second", |report| format!("{:.0}", report.requests_per_second)),
-        ("Prompt tokens found in cache", |report| percent(report.hit_rate)),
-        ("Cold phase: first token p50", |report| ms(report.cold.first_token_ms.p50)),
-        ("            found in cache", |report| percent(report.cold.hit_rate)),
-        ("Warm phase: first token p50", |report| ms(report.warm.first_token_ms.p50)),
-        ("            first token p90", |report| ms(report.warm.first_token_ms.p90)),
-        ("            found in cache", |report| percent(report.warm.hit_rate)),
-        ("Busiest replica, mean = 1", |report| format!("{:.2}", report.busiest)),
+        ("Tokens found in cache", |report| percent(report.hit_rate)),
+        ("Cold: first token p50", |report| ms(report.cold.first_token_ms.p50)),
+        ("      found in cache", |report| percent(report.cold.hit_rate)),
+        ("Warm: first token p50", |report| ms(report.warm.first_token_ms.p50)),
+        ("      first token p90", |report| ms(report.warm.first_token_ms.p90)),
+        ("      found in cache", |report| percent(report.warm.hit_rate)),
+        ("Busiest replica", |report| format!("{:.2} x mean", report.busiest)),
         ("Overflow", |report| percent(report.overflow)),
     ];
     let mut table = Table::new();
@@ -41,31 +41,26 @@ pub(super) fn render(comparison: &Comparison) -> String {
     for (name, figure) in rows {
         table.add_row(std::iter::once(name.to_owned()).chain(comparison.strategies.iter().map(|measured| figure(&measured.report))));
     }
-    if comparison.strategies.iter().any(|measured| measured.report.failed > 0) {
-        table.add_row(
-            std::iter::once("Failed".to_owned()).chain(comparison.strategies.iter().map(|measured| measured.report.failed.to_string())),
-        );
-    }
-    if comparison.strategies.iter().any(|measured| !measured.problems(comparison.arrivals_per_second).is_empty()) {
-        table.add_row(
-            std::iter::once("Sent per second".to_owned())
-                .chain(comparison.strategies.iter().map(|measured| format!("{:.0}", measured.sent_per_second))),
-        );
+    if comparison.failed() > 0 {
+        let failed = comparison.strategies.iter().map(|measured| measured.report.failed.to_string());
+        table.add_row(std::iter::once("Failed".to_owned()).chain(failed));
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    format!("\n{}\n{table}\n\n{}\n{}\n", heading(comparison), shares(&comparison.strategies), conclusion(comparison))
+    let table = table.trim_fmt();
+    let problems: String = comparison
+        .strategies
+        .iter()
+        .flat_map(|measured| measured.problems().into_iter().map(|problem| format!("{}: {problem}\n", measured.strategy)))
+        .collect();
+    format!("\n{}\n{table}\n\n{}\n{problems}{}", heading(comparison), shares(&comparison.strategies), conclusion(comparison))
 }
 
 fn heading(comparison: &Comparison) -> String {
-    let Comparison { replicas, requests, arrivals_per_second, about, replica_speed, seed, prefix_length, concurrency_threshold, .. } =
-        comparison;
+    let Comparison { replicas, requests, seconds, about, replica_speed, seed, prefix_length, concurrency_threshold, .. } = comparison;
     format!(
-        "{replicas} simulated replicas, each {replica_speed} times as fast as a 70B model on eight H100, behind a real router on real sockets.\n\
-         Each strategy gets the same {requests} requests ({arrivals_per_second:.0} per second, seed {seed}) and empty caches:\n\
-         {about}.\n\
-         prefix_length {prefix_length}, concurrency_threshold {concurrency_threshold}. The cold phase is the first {:.0} % of the requests.\n",
+        "{replicas} simulated replicas behind a real router, on real sockets. Each is {replica_speed} times\n         as fast as a 70B model on eight H100, so that this is over soon.\n         Each strategy gets the same {requests} requests within {seconds} s (seed {seed}) and empty caches:\n         {about}.\n         prefix_length {prefix_length}, concurrency_threshold {concurrency_threshold}. Cold: the first {:.0} % of the requests.\n",
         COLD * 100.0
     )
 }
@@ -85,24 +80,30 @@ fn shares(strategies: &[Measured]) -> String {
 
 const SHARES_PER_LINE: usize = 8;
 
-/// The first strategy against the last, in a sentence. Where requests failed, those that did not prove nothing.
+/// The last strategy against the first and against the best of the others. Where requests failed, those that did not prove nothing.
 fn conclusion(comparison: &Comparison) -> String {
     let strategies = &comparison.strategies;
-    if let Some(why) = strategies.iter().find_map(|measured| measured.first_failure.as_ref()) {
+    if comparison.failed() > 0 {
         let (failed, all) = (comparison.failed(), comparison.requests * strategies.len());
-        return format!("{failed} of {all} requests failed, so nothing follows from these figures. The first failure: {why}");
+        return format!("{failed} of {all} requests failed, so nothing follows from these figures.\n");
     }
-    let [first, .., last] = strategies.as_slice() else { return String::new() };
-    let (before, after) = (&first.report, &last.report);
-    let change = 100.0 * (1.0 - after.first_token_ms.p50 / before.first_token_ms.p50);
-    let (change, word) = if change < 0.0 { (-change, "later") } else { (change, "sooner") };
-    let computed = (1.0 - before.hit_rate) / (1.0 - after.hit_rate).max(f64::EPSILON);
-    let mut text = format!("{} against {}: the median first token comes {change:.0} % {word}", last.strategy, first.strategy);
-    // Writing to a text cannot fail.
+    let [others @ .., last] = strategies.as_slice() else { return String::new() };
+    let p50 = |measured: &&Measured| measured.report.first_token_ms.p50;
+    let Some(best) = others.iter().min_by(|one, other| p50(one).total_cmp(&p50(other))) else { return String::new() };
+    let mut text = format!("With {}, the median first token comes\n", last.strategy);
+    let first = others.first().filter(|first| first.strategy != best.strategy);
+    for other in first.into_iter().chain([best]) {
+        let change = 100.0 * (1.0 - p50(&last) / p50(&other));
+        let (change, word) = if change < 0.0 { (-change, "later") } else { (change, "sooner") };
+        let which = if other.strategy == best.strategy { " (the best of the others)" } else { "" };
+        // Writing to a text cannot fail.
+        let _ = writeln!(text, "  {change:.0} % {word} than with {}{which}", other.strategy);
+    }
+    let computed = (1.0 - best.report.hit_rate) / (1.0 - last.report.hit_rate).max(f64::EPSILON);
     let _ = if computed >= 1.05 {
-        write!(text, ", and the replicas compute {computed:.1} times fewer prompt tokens.")
+        writeln!(text, "and the replicas compute {computed:.1} times fewer prompt tokens.")
     } else {
-        write!(text, "; the replicas compute as many prompt tokens.")
+        writeln!(text, "and the replicas compute as many prompt tokens.")
     };
     text
 }
@@ -121,13 +122,14 @@ pub(super) fn to_try(router: &Running, replicas: usize, model: &str) -> String {
 
   curl http://{admin}/metrics
 
-  # pip install openai
-  from openai import OpenAI
-  client = OpenAI(base_url="http://{traffic}/v1", api_key="none")
-  for chunk in client.chat.completions.create(
-      model="{model}", stream=True, messages=[{{"role": "user", "content": "Good morning"}}]
-  ):
-      print(chunk.choices[0].delta.content or "", end="", flush=True)
+or in Python, after `pip install openai`:
+
+from openai import OpenAI
+client = OpenAI(base_url="http://{traffic}/v1", api_key="none")
+messages = [{{"role": "user", "content": "Good morning"}}]
+for chunk in client.chat.completions.create(model="{model}", stream=True, messages=messages):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+
 
 x-prefix-router-replica and x-prefix-router-reason in an answer's head say who answered, and why. Ctrl-C ends it.
 "#

@@ -23,10 +23,13 @@ struct Inner {
     samples: Vec<Sample>,
     failed: usize,
     first_failure: Option<String>,
-    /// When the last session was to begin, and when the last one did, from the beginning of the run.
-    due: Duration,
-    sent: Duration,
+    /// Sessions that have begun, and those of them that began late.
+    begun: usize,
+    late: usize,
 }
+
+/// A request that this machine sends later than this after its time is late.
+const LATE: Duration = Duration::from_millis(20);
 
 impl Outcome {
     /// The figures as of now.
@@ -46,10 +49,10 @@ impl Outcome {
         self.lock().first_failure.clone()
     }
 
-    /// The share of the arrival rate that this machine kept up with. The rest came late.
-    pub(super) fn kept_up(&self) -> f64 {
+    /// The share of the sessions that this machine began late.
+    pub(super) fn late(&self) -> f64 {
         let inner = self.lock();
-        if inner.sent > inner.due { inner.due.as_secs_f64() / inner.sent.as_secs_f64() } else { 1.0 }
+        inner.late as f64 / inner.begun.max(1) as f64
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -83,7 +86,8 @@ async fn converse(client: &Client, model: &str, session: &Session, begun: Instan
         messages.push(Message { role: "user", content: text(turn.question) });
         if done == 0 {
             let mut inner = outcome.lock();
-            (inner.due, inner.sent) = (inner.due.max(session.start), inner.sent.max(begun.elapsed()));
+            inner.begun += 1;
+            inner.late += usize::from(due.elapsed() > LATE);
         }
         let answer = match client.chat(model, &messages, turn.output_tokens, due).await {
             Ok(answer) => answer,

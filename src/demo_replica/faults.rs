@@ -209,7 +209,10 @@ impl Faults {
     }
 
     fn show(&self) -> Value {
-        json!(self.state().iter().map(|fault| &fault.asked).collect::<Vec<_>>())
+        let now = Instant::now();
+        let mut state = self.state();
+        state.retain(|fault| !matches!(fault.kind, Kind::SlowStart { until } if until <= now));
+        json!(state.iter().map(|fault| &fault.asked).collect::<Vec<_>>())
     }
 
     fn state(&self) -> MutexGuard<'_, Vec<Fault>> {

@@ -236,7 +236,11 @@ impl Watcher {
         });
         if changed {
             self.metrics.nothing_is_known(url);
-            tracing::warn!(source = url, %error, "{url} is gone for {after:?} (dns_forget_after), its last {lost} replicas are given up: {error}");
+            tracing::warn!(
+                source = url,
+                error = error.to_string(),
+                "{url} is gone for {after:?} (dns_forget_after), its last {lost} replicas are given up: {error}"
+            );
         }
         changed
     }
@@ -246,16 +250,27 @@ impl Watcher {
         let known = self.findings.borrow().get(self.place).and_then(Option::as_ref).map(Vec::len);
         match (known, since_answer.map(|time| time.as_secs())) {
             (Some(known), Some(age)) => {
-                tracing::warn!(source = url, %error, age, "{url} does not resolve, its last {known} replicas, found {age} s ago, stay: {error}");
+                tracing::warn!(
+                    source = url,
+                    error = error.to_string(),
+                    age,
+                    "{url} does not resolve, its last {known} replicas, found {age} s ago, stay: {error}"
+                );
             }
-            _ => tracing::warn!(source = url, %error, "{url} does not resolve, and has no replicas until it does: {error}"),
+            _ => tracing::warn!(
+                source = url,
+                error = error.to_string(),
+                "{url} does not resolve, and has no replicas until it does: {error}"
+            ),
         }
     }
 
     fn complain_of_part(&self, missing: Option<&(String, LookupError)>) {
         let url = &self.source.url;
         match missing {
-            Some((host, error)) => tracing::warn!(source = url, host, %error, "{url} resolves only in part, for {host}: {error}"),
+            Some((host, error)) => {
+                tracing::warn!(source = url, host, error = error.to_string(), "{url} resolves only in part, for {host}: {error}")
+            }
             None => tracing::info!(source = url, "{url} resolves as a whole again"),
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! After that byte nothing is sent again, ever: what follows is `stream`'s.
 
+use std::error::Error;
 use std::future::pending;
 use std::io;
 use std::sync::Arc;
@@ -238,7 +239,11 @@ impl<'a> Forward<'a> {
         let (kind, why) = match failure {
             Failure::Sending(error @ SendError::Connect(_)) => (UpstreamError::Connect, error.to_string()),
             Failure::Sending(error @ SendError::Broke { .. }) => (UpstreamError::Broke, error.to_string()),
-            Failure::BodyBroke(error) => (UpstreamError::Broke, error.to_string()),
+            Failure::BodyBroke(error) => {
+                // The error itself says no more than that a body was read.
+                let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+                (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body{cause}"))
+            }
             Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
             Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
             Failure::Cut => return (None, ProxyError::Draining),

@@ -84,7 +84,7 @@ pub enum LookupError {
     #[error("the DNS server answered: {0}")]
     ServerFailure(String),
     /// No server answered.
-    #[error("no DNS server answered in time")]
+    #[error("no DNS server answered in time (dns_servers, else those of /etc/resolv.conf)")]
     Timeout,
     /// Anything else: no connection to a server, an answer that is none, a name that is none.
     #[error("{0}")]

@@ -110,14 +110,18 @@ impl HostName {
         match news {
             News::None => {}
             News::Lost(error, true) => {
-                tracing::warn!(host, %error, "{host} does not resolve, its last addresses are used: {error}");
+                tracing::warn!(host, error = error.to_string(), "{host} does not resolve, its last addresses are used: {error}");
             }
             News::Lost(error, false) => {
-                tracing::warn!(host, %error, "{host} does not resolve, and cannot be reached until it does: {error}");
+                tracing::warn!(host, error = error.to_string(), "{host} does not resolve, and cannot be reached until it does: {error}");
             }
             News::Gone(error) => {
                 let after = self.settings.forget_after;
-                tracing::warn!(host, %error, "{host} is gone for {after:?} (dns_forget_after), its last addresses are used no longer: {error}");
+                tracing::warn!(
+                    host,
+                    error = error.to_string(),
+                    "{host} is gone for {after:?} (dns_forget_after), its last addresses are used no longer: {error}"
+                );
             }
             News::Back => tracing::info!(host, "{host} resolves again"),
         }

@@ -37,9 +37,9 @@ impl Workload {
     /// What it stands for, in a few words.
     pub fn about(self) -> &'static str {
         match self {
-            Self::Documents => "questions about documents of 8,000 tokens that come and go, each used about 5.5 times",
+            Self::Documents => "questions about documents of 8,000 tokens, each used about 5.5 times",
             Self::Chat => "conversations of 2 to 8 turns under one of 12 system prompts of 2,000 tokens",
-            Self::Hot => "questions about documents of 8,000 tokens, every second one about the same document",
+            Self::Hot => "as documents, but every second question is about one and the same",
             Self::Unique => "prompts of 2,000 to 8,000 tokens that never repeat",
         }
     }

@@ -14,9 +14,9 @@ fn strategies_get_the_same_requests_and_their_figures_stand_side_by_side() {
     let output = run(program().args(["demo", "--replicas", "3", "--seconds", "2", "--seed", "5", "--json"]));
     assert!(output.status.success(), "{}", said(&output));
     let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
-    let (requests, rate) = (shown["requests"].as_u64().expect("a count"), shown["arrivals_per_second"].as_f64().expect("a rate"));
+    let (requests, seconds) = (shown["requests"].as_u64().expect("a count"), shown["seconds"].as_f64());
     assert_eq!((shown["replicas"].as_u64(), shown["seed"].as_u64()), (Some(3), Some(5)));
-    assert_eq!(requests as f64, 2.0 * rate);
+    assert!(requests > 100 && seconds == Some(2.0), "{shown}");
     let strategies: HashMap<&str, &Value> =
         shown["strategies"].as_array().expect("a list").iter().map(|one| (one["strategy"].as_str().expect("a name"), one)).collect();
     assert_eq!(strategies.len(), 4);
@@ -45,11 +45,18 @@ fn the_table_names_what_was_done() {
     let output = run(program().args(["demo", "--replicas", "2", "--seconds", "1", "--workload", "unique"]));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", said(&output));
-    for part in
-        ["2 simulated replicas", "never repeat", "Time to first token  p50", "prefix_aware", "Overflow", "prefix_aware against random:"]
-    {
+    for part in [
+        "2 simulated replicas",
+        "never repeat",
+        "First token    p50",
+        "prefix_aware",
+        "Overflow",
+        "With prefix_aware, the median first token comes",
+        "the best of the others",
+    ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
+    assert!(text.lines().all(|line| line.chars().count() <= 80 && !line.ends_with(' ')), "it fits a terminal: {text}");
 }
 
 #[test]
@@ -62,8 +69,8 @@ fn where_requests_fail_nothing_is_concluded() {
     let (table, json) = (demo(&[]), demo(&["--json"]));
     assert_eq!(table.status.code(), Some(1), "{}", said(&table));
     let text = String::from_utf8_lossy(&table.stdout);
-    assert!(text.contains("requests failed, so nothing follows from these figures. The first failure: "), "{}", said(&table));
-    assert!(!text.contains("prefix_aware against random"), "{text}");
+    assert!(text.contains("requests failed, so nothing follows from these figures."), "{}", said(&table));
+    assert!(!text.contains("With prefix_aware"), "{text}");
     assert_eq!(json.status.code(), Some(1), "{}", said(&json));
     let shown: Value = serde_json::from_slice(&json.stdout).expect("JSON all the same");
     let strategies = shown["strategies"].as_array().expect("a list");
