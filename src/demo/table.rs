@@ -32,7 +32,7 @@ pub(super) fn render(comparison: &Comparison) -> String {
         ("Warm: first token p50", |report| ms(report.warm.first_token_ms.p50)),
         ("      first token p90", |report| ms(report.warm.first_token_ms.p90)),
         ("      found in cache", |report| percent(report.warm.hit_rate)),
-        ("Busiest replica", |report| format!("{:.2} x mean", report.busiest)),
+        ("Busiest, mean = 1", |report| format!("{:.2}", report.busiest)),
         ("Overflow", |report| percent(report.overflow)),
     ];
     let mut table = Table::new();
@@ -60,7 +60,12 @@ pub(super) fn render(comparison: &Comparison) -> String {
 fn heading(comparison: &Comparison) -> String {
     let Comparison { replicas, requests, seconds, about, replica_speed, seed, prefix_length, concurrency_threshold, .. } = comparison;
     format!(
-        "{replicas} simulated replicas behind a real router, on real sockets. Each is {replica_speed} times\n         as fast as a 70B model on eight H100, so that this is over soon.\n         Each strategy gets the same {requests} requests within {seconds} s (seed {seed}) and empty caches:\n         {about}.\n         prefix_length {prefix_length}, concurrency_threshold {concurrency_threshold}. Cold: the first {:.0} % of the requests.\n",
+        "{replicas} simulated replicas behind a real router, on real sockets. Each is {replica_speed} times\n\
+         as fast as a 70B model on eight H100, so that this is over soon.\n\
+         Each strategy gets the same {requests} requests within {seconds} s (seed {seed}) and empty caches:\n\
+         {about}.\n\
+         prefix_length {prefix_length}, concurrency_threshold {concurrency_threshold}.\n\
+         Cold: the first {:.0} % of the requests.\n",
         COLD * 100.0
     )
 }

@@ -135,7 +135,8 @@ async fn an_engine_that_starts_or_is_slow_answers_later() {
     timed(0.2).await;
     fault(&replica, json!({"fault": "slow", "factor": 40})).await;
     timed(0.16).await;
-    assert_eq!(replica.get("/demo/faults").await[1], json!({"fault": "slow", "factor": 40.0}));
+    // Those that are over are not shown.
+    assert_eq!(replica.get("/demo/faults").await, json!([{"fault": "slow", "factor": 40.0}]));
 }
 
 #[tokio::test]
