@@ -199,10 +199,6 @@ async fn follow(fleet: Arc<LiveFleet>, fixed: Vec<ReplicaSpec>, mut findings: wa
     // By incarnation. The connections tell one stay in the fleet from the next.
     let mut probed: HashMap<u64, (Weak<Upstream>, AbortHandle)> = HashMap::new();
     loop {
-        let (specs, complete) = discovery::join(&fixed, &findings.borrow_and_update());
-        if let Err(error) = fleet.set(specs, complete).await {
-            tracing::error!(error = error.to_string(), "the fleet stays as it was: {error}");
-        }
         let view = fleet.view();
         let present: HashMap<u64, &Arc<Upstream>> = view.upstreams().map(|upstream| (upstream.replica().incarnation(), upstream)).collect();
         probed.retain(|incarnation, (known, probe)| {
@@ -228,6 +224,10 @@ async fn follow(fleet: Arc<LiveFleet>, fixed: Vec<ReplicaSpec>, mut findings: wa
         if findings.changed().await.is_err() {
             // Nobody finds anything any more.
             return pending().await;
+        }
+        let (specs, complete) = discovery::join(&fixed, &findings.borrow_and_update());
+        if let Err(error) = fleet.set(specs, complete).await {
+            tracing::error!(error = error.to_string(), "the fleet stays as it was: {error}");
         }
     }
 }

@@ -72,6 +72,8 @@ pub mod sim;
 
 pub mod telemetry;
 
+pub mod pause;
+
 pub mod resolver;
 
 pub mod upstream;

@@ -5,11 +5,11 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
-use rand::RngExt;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::fleet::{Outcome, health};
 use crate::live::LiveFleet;
+use crate::pause::pause;
 use crate::upstream::{SendError, Upstream};
 
 /// An answer to a health check is a few bytes; one that is longer than this is none.
@@ -30,7 +30,7 @@ pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: healt
         }
         // As good a time as any to let go of connections that nobody came for.
         upstream.close_idle();
-        sleep(settings.interval.mul_f64(jitter())).await;
+        pause(settings.interval).await;
         if has_left(&upstream, &fleet) && upstream.replica().outstanding() == 0 {
             return;
         }
@@ -47,11 +47,6 @@ enum Failure {
 
 fn has_left(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
     fleet.view().upstream(upstream.replica()).is_none()
-}
-
-/// Spreads the checks of many routers and replicas over time, and never waits longer than configured.
-fn jitter() -> f64 {
-    rand::rng().random_range(0.9..=1.0)
 }
 
 async fn check(upstream: &Upstream, path: &str) -> Result<(), Failure> {

@@ -7,18 +7,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 21] = [
+const MAY_USE: [(&str, &[&str]); 22] = [
     ("units", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
     ("routing", &["units", "request", "fleet"]),
     ("sim", &["units", "request", "fleet", "routing"]),
     ("telemetry", &["units", "request", "fleet", "routing"]),
+    ("pause", &[]),
     ("resolver", &["units"]),
     ("upstream", &["units", "request", "fleet", "telemetry", "resolver"]),
     ("live", &["units", "request", "fleet", "routing", "telemetry", "upstream"]),
-    ("discovery", &["units", "request", "fleet", "telemetry", "resolver"]),
-    ("probe", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
+    ("discovery", &["units", "request", "fleet", "telemetry", "pause", "resolver"]),
+    ("probe", &["units", "request", "fleet", "routing", "telemetry", "pause", "live", "upstream"]),
     ("proxy", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
     ("admin", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
     ("server", &["units", "request", "fleet", "routing", "telemetry"]),
@@ -55,6 +56,7 @@ const EVERYTHING: &[&str] = &[
     "routing",
     "sim",
     "telemetry",
+    "pause",
     "resolver",
     "upstream",
     "live",

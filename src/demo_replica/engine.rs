@@ -86,7 +86,7 @@ impl Engine {
     /// The same for several prompts and their answers, between the same two steps. Nothing where one of them cannot be taken.
     pub fn submit_all(&self, orders: &[(&[u32], &[u32])], salt: Option<&str>) -> Option<Vec<Generation>> {
         let settings = self.settings();
-        if orders.iter().any(|(prompt, output)| prompt.is_empty() || prompt.len() + output.len() > settings.max_model_len) {
+        if !orders.iter().all(|(prompt, output)| settings.can_run(prompt.len(), output.len())) {
             return None;
         }
         // Hashing takes a moment, so it does not hold up the engine.
@@ -144,24 +144,20 @@ impl Engine {
         loop {
             let started = {
                 let mut state = self.state();
-                let before = state.model.counts().step_tokens;
                 let step = state.model.start_step();
-                step.map(|step| (step, state.model.counts().step_tokens - before, state.slowness))
+                for id in step.iter().flat_map(|step| &step.admitted) {
+                    if let Some(waiting) = state.waiting.get_mut(id) {
+                        waiting.admitted = now;
+                    }
+                }
+                step.map(|step| (step, state.slowness))
             };
-            let Some((step, tokens, slowness)) = started else {
+            let Some((step, slowness)) = started else {
                 self.shared.arrival.notified().await;
                 now = Instant::now();
                 continue;
             };
-            {
-                let mut state = self.state();
-                for id in step.admitted {
-                    if let Some(waiting) = state.waiting.get_mut(&id) {
-                        waiting.admitted = now;
-                    }
-                }
-            }
-            on_step(usize::try_from(tokens).unwrap_or(usize::MAX));
+            on_step(step.tokens);
             // The model's time, not the timer's: late wake-ups do not add up.
             let due = (now + step.length.mul_f64(slowness)).max(Instant::now() - MOST_LAG);
             now = self.wait(due, slowness).await;

@@ -8,13 +8,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rand::RngExt;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 use super::Findings;
 use crate::fleet::ReplicaSpec;
+use crate::pause::pause;
 use crate::resolver::{self, Absence, Found, LookupError, Resolver, Target};
 use crate::telemetry::Metrics;
 use crate::units::Weight;
@@ -101,7 +100,7 @@ impl Watcher {
         loop {
             let answer = self.ask(&mut earlier).await;
             let now = Instant::now();
-            let pause = match answer {
+            let holds = match answer {
                 Ok(answer) => {
                     let is_back = told.answered(now);
                     self.publish(&answer, is_back);
@@ -119,12 +118,12 @@ impl Watcher {
                     } else if told.is_news(error.label(), now) {
                         self.complain(&error, told.since_answer(now));
                     }
-                    let pause = backoff;
+                    let holds = backoff;
                     backoff = (2 * backoff).min(LONGEST_BACKOFF.max(self.settings.min_ttl));
-                    pause
+                    holds
                 }
             };
-            sleep(pause.mul_f64(jitter())).await;
+            pause(holds).await;
         }
     }
 
@@ -317,11 +316,6 @@ impl Told {
         }
         is_news
     }
-}
-
-/// Spreads the questions of many routers over time, and never waits longer than configured.
-fn jitter() -> f64 {
-    rand::rng().random_range(0.9..=1.0)
 }
 
 #[cfg(test)]

@@ -38,6 +38,11 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Whether a request of that many tokens can ever run: its prompt is not empty, and both together are no longer than the model takes.
+    pub fn can_run(&self, prompt_tokens: usize, output_tokens: usize) -> bool {
+        prompt_tokens > 0 && prompt_tokens + output_tokens <= self.max_model_len
+    }
+
     /// What is wrong with these settings, if anything: each a name, the value, and what is allowed.
     pub fn problem(&self) -> Option<String> {
         let counts = [
@@ -79,6 +84,8 @@ pub struct Request {
 pub struct Step {
     /// How long it takes.
     pub length: Duration,
+    /// Tokens that it computes.
+    pub tokens: usize,
     /// Who left the queue for it, in order; also those who come back after they had to make room.
     pub admitted: Vec<u64>,
 }
@@ -176,10 +183,10 @@ impl ReplicaModel {
 
     /// Takes a request into the queue; gives it back where it could never run.
     pub fn enqueue(&mut self, request: Request) -> Result<(), Request> {
-        let tokens = request.prompt_tokens + request.output_tokens;
-        if request.prompt_tokens == 0 || tokens > self.settings.max_model_len {
+        if !self.settings.can_run(request.prompt_tokens, request.output_tokens) {
             return Err(request);
         }
+        let tokens = request.prompt_tokens + request.output_tokens;
         let held = Vec::with_capacity(tokens.div_ceil(self.settings.block_size));
         self.waiting.push_back(Sequence { request, held, stored: 0, computed: 0, generated: 0, scheduled: 0, cached_tokens: None });
         Ok(())
@@ -216,9 +223,10 @@ impl ReplicaModel {
             return None;
         }
         self.counts.steps += 1;
-        self.counts.step_tokens += (self.settings.step_tokens - budget) as u64;
+        let tokens = self.settings.step_tokens - budget;
+        self.counts.step_tokens += tokens as u64;
         let admitted = self.running[ran_before..].iter().map(|sequence| sequence.request.id).collect();
-        Some(Step { length: self.settings.cost.of(&work), admitted })
+        Some(Step { length: self.settings.cost.of(&work), tokens, admitted })
     }
 
     /// Ends the step under way and tells what came of it, in the order of the batch.
