@@ -16,8 +16,8 @@ use hyper::body::Incoming;
 use hyper::http::response::Parts;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Proxy;
 use super::error::ProxyError;
+use super::{Proxy, Rules, Settings};
 use crate::fleet::{Lease, Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
 use crate::routing::{Candidates, Choice, Reason};
@@ -76,6 +76,7 @@ const BUSY_PATIENCE: Duration = Duration::from_secs(1);
 /// One request on its way to an answer.
 pub(super) struct Forward<'a> {
     proxy: &'a Proxy,
+    rules: &'a Rules,
     outgoing: &'a Outgoing,
     ask: &'a Ask,
     /// Whether sending it again does no harm even where a replica has seen it.
@@ -84,13 +85,13 @@ pub(super) struct Forward<'a> {
 }
 
 impl<'a> Forward<'a> {
-    pub(super) fn new(proxy: &'a Proxy, outgoing: &'a Outgoing, ask: &'a Ask, surface: Surface) -> Self {
-        Self { proxy, outgoing, ask, repeatable: surface.is_inference() || outgoing.method.is_safe(), tried: Vec::new() }
+    pub(super) fn new(proxy: &'a Proxy, rules: &'a Rules, outgoing: &'a Outgoing, ask: &'a Ask, surface: Surface) -> Self {
+        Self { proxy, rules, outgoing, ask, repeatable: surface.is_inference() || outgoing.method.is_safe(), tried: Vec::new() }
     }
 
     /// Brings the answer of the first replica that gives one.
     pub(super) async fn run(mut self, record: &mut Record) -> Result<Forwarded, ProxyError> {
-        self.proxy.budget.deposit(now());
+        self.proxy.budget.deposit(self.settings().retry_budget, now());
         let mut chosen = self.choose()?.ok_or(ProxyError::NoReplica)?;
         let mut busy = None;
         loop {
@@ -131,7 +132,7 @@ impl<'a> Forward<'a> {
         let view = parties.fleet.view();
         let model = self.ask.model.as_deref();
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        let choice = parties.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried), &mut rand::rng());
+        let choice = self.rules.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried), &mut rand::rng());
         Ok(choice.and_then(|choice| {
             // Everybody in the picture can be reached.
             let upstream = Arc::clone(view.upstream(choice.lease.replica())?);
@@ -147,7 +148,7 @@ impl<'a> Forward<'a> {
         let Some(chosen) = self.choose()? else { return Ok(None) };
         // What asks a living fleet for more has to be paid for; `ejected` has done so before it gave a replica up. What died with its replica
         // is asked of nobody any more: sending it again adds no load.
-        if cause == RetryCause::Busy && !self.proxy.budget.withdraw(now()) {
+        if cause == RetryCause::Busy && !self.may_spend() {
             record.metrics().refused_retry();
             return Ok(None);
         }
@@ -165,14 +166,23 @@ impl<'a> Forward<'a> {
         self.tried.push(Arc::clone(replica));
     }
 
+    fn settings(&self) -> &Settings {
+        &self.rules.settings
+    }
+
+    /// Whether the budget allows one more retry, which is paid for then.
+    fn may_spend(&self) -> bool {
+        self.proxy.budget.withdraw(self.settings().retry_budget, now())
+    }
+
     /// Whether the settings allow a further try.
     fn may_retry(&self) -> bool {
-        self.tried.len() <= self.proxy.settings.retries as usize && self.is_replayable()
+        self.tried.len() <= self.settings().retries as usize && self.is_replayable()
     }
 
     /// Whether the body may be sent more than once.
     fn is_replayable(&self) -> bool {
-        self.outgoing.body.len() <= self.proxy.settings.replay_buffer
+        self.outgoing.body.len() <= self.settings().replay_buffer
     }
 
     /// Whether a replica that was not tried yet, and is `good`, could be chosen.
@@ -184,7 +194,7 @@ impl<'a> Forward<'a> {
 
     /// One try, from sending to the first byte.
     async fn attempt(&self, lease: Lease, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
-        let limit = self.proxy.settings.first_byte_timeout;
+        let limit = self.settings().first_byte_timeout;
         let first_byte_by = (!limit.is_zero()).then(|| Instant::now() + limit);
         let replica = Arc::clone(lease.replica());
         tokio::select! {
@@ -207,7 +217,7 @@ impl<'a> Forward<'a> {
         let mut first = None;
         if head.status.is_success() && !rest.is_end_stream() {
             // Where none comes in time the head goes ahead without it.
-            let held = timeout(proxy.settings.hold_head, rest.frame()).await.ok().flatten();
+            let held = timeout(self.settings().hold_head, rest.frame()).await.ok().flatten();
             first = held.transpose().map_err(Failure::BodyBroke)?;
         }
         Ok(Answer { head, first, rest, connection, upstream, lease, first_byte_by })
@@ -224,7 +234,7 @@ impl<'a> Forward<'a> {
         loop {
             // One that has left the fleet ends what it has begun, and is out only when its checks fail as any other's.
             let is_out = fleet.view().is_out(replica);
-            if is_out && self.is_another(|snapshot, other| snapshot.state(other) == Some(State::Up)) && self.proxy.budget.withdraw(now()) {
+            if is_out && self.is_another(|snapshot, other| snapshot.state(other) == Some(State::Up)) && self.may_spend() {
                 return;
             }
             if changes.changed().await.is_err() {
@@ -259,7 +269,7 @@ impl<'a> Forward<'a> {
                 (Some(RetryCause::Connect), ProxyError::ConnectFailed)
             }
             Failure::Sending(SendError::Broke { written: false, .. }) => (Some(RetryCause::Broke), ProxyError::ReplicaBroke),
-            Failure::FirstByteTimeout => (None, ProxyError::FirstByteTimeout(self.proxy.settings.first_byte_timeout)),
+            Failure::FirstByteTimeout => (None, ProxyError::FirstByteTimeout(self.settings().first_byte_timeout)),
             Failure::Ejected => (Some(RetryCause::Ejected), ProxyError::ReplicaBroke),
             _ => (self.repeatable.then_some(RetryCause::Broke), ProxyError::ReplicaBroke),
         }

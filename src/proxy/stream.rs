@@ -20,7 +20,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::error::ProxyError;
 use super::forward::{Answer, Busy};
-use super::{Proxy, headers, name_choice};
+use super::{Settings, headers, name_choice};
 use crate::fleet::Lease;
 use crate::request::Dialect;
 use crate::telemetry::{Record, UpstreamError};
@@ -28,8 +28,7 @@ use crate::upstream::{Connection, Upstream};
 
 impl Answer {
     /// The response to the client, whose body holds everything that lives as long as the answer.
-    pub(super) fn into_response(mut self, proxy: &Proxy, dialect: Dialect, mut record: Record) -> Response {
-        let settings = &proxy.settings;
+    pub(super) fn into_response(mut self, settings: &Settings, cut: CancellationToken, dialect: Dialect, mut record: Record) -> Response {
         headers::strip_hop_by_hop(&mut self.head.headers);
         // Each connection has its own version; the server knows what its client understands.
         self.head.version = Version::HTTP_11;
@@ -49,7 +48,7 @@ impl Answer {
             begun: false,
             deadline: self.first_byte_by,
             timer: None,
-            cut: Cut::Token(proxy.parties.cut.clone()),
+            cut: Cut::Token(cut),
         };
         body.end_if_complete();
         response.map(|()| Body::new(body))
