@@ -68,6 +68,8 @@ pub mod fleet;
 
 pub mod routing;
 
+pub mod admission;
+
 pub mod sim;
 
 pub mod telemetry;
