@@ -155,9 +155,12 @@ pub async fn start(config: Config) -> Result<Running> {
     let admin_settings = server::Settings { max_connections: ADMIN_CONNECTIONS, ..config.server.clone() };
     tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, std::future::pending()));
 
-    let rules = Rules { settings: config.proxy, key: config.key, chooser: Arc::new(Chooser::new(&config.routing)) };
+    let rules =
+        Rules { settings: config.proxy, key: config.key, chooser: Arc::new(Chooser::new(&config.routing)), admission: config.admission };
     let parties = Parties { fleet, metrics, draining: draining.clone(), cut: cut.clone(), admin };
-    let routes = Proxy::new(rules, parties).routes();
+    let proxy = Proxy::new(rules, parties);
+    tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
+    let routes = proxy.routes();
     let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, cut.clone()));
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };

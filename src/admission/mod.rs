@@ -59,17 +59,13 @@ impl Settings {
         self.max_outstanding > 0 || self.max_outstanding_total > 0
     }
 
-    /// Requests that may be in flight on one replica.
-    pub fn limit(&self) -> u64 {
-        no_limit_where_zero(self.max_outstanding)
+    /// Requests that may be in flight on one replica; `None`: any number.
+    pub fn limit(&self) -> Option<u64> {
+        (self.max_outstanding > 0).then_some(self.max_outstanding)
     }
 
-    /// Requests that may be in flight on all replicas together.
-    pub fn total_limit(&self) -> u64 {
-        no_limit_where_zero(self.max_outstanding_total)
+    /// Requests that may be in flight on all replicas together; `None`: any number.
+    pub fn total_limit(&self) -> Option<u64> {
+        (self.max_outstanding_total > 0).then_some(self.max_outstanding_total)
     }
-}
-
-fn no_limit_where_zero(limit: u64) -> u64 {
-    if limit == 0 { u64::MAX } else { limit }
 }

@@ -16,7 +16,7 @@ pub use health::{Outcome, State};
 pub use membership::Membership;
 pub use replica::{Incarnation, Lease, Replica, ReplicaSpec};
 pub use ring::Ring;
-pub use snapshot::{Pool, Snapshot};
+pub use snapshot::{Pool, PoolName, Snapshot};
 
 use health::Health;
 use membership::Group;

@@ -16,11 +16,12 @@ use hyper::body::Incoming;
 use hyper::http::response::Parts;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::admission::{Caller, Chosen, Slot};
 use super::error::ProxyError;
 use super::{Proxy, Rules, Settings};
-use crate::fleet::{Lease, Outcome, Replica, Snapshot, State};
+use crate::fleet::{Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
-use crate::routing::{Candidates, Choice, Reason};
+use crate::routing::{Candidates, Reason};
 use crate::telemetry::{Record, RetryCause, UpstreamError};
 use crate::upstream::{Connection, Outgoing, SendError, Upstream};
 
@@ -31,7 +32,7 @@ pub(super) struct Answer {
     pub(super) rest: Incoming,
     pub(super) connection: Connection,
     pub(super) upstream: Arc<Upstream>,
-    pub(super) lease: Lease,
+    pub(super) slot: Slot,
     /// When the first byte has to be here; `None`: no limit.
     pub(super) first_byte_by: Option<Instant>,
 }
@@ -49,12 +50,6 @@ pub(super) enum Forwarded {
     Answer(Answer),
     /// Nobody answered better.
     Busy(Busy),
-}
-
-/// A choice, and the connections to the replica chosen, from one picture.
-struct Chosen {
-    choice: Choice,
-    upstream: Arc<Upstream>,
 }
 
 /// Why a try brought no answer.
@@ -82,25 +77,27 @@ pub(super) struct Forward<'a> {
     /// Whether sending it again does no harm even where a replica has seen it.
     repeatable: bool,
     tried: Vec<Arc<Replica>>,
+    /// Since when it is on its way: where it has to wait again, it does so as one that came then.
+    arrived: std::time::Instant,
 }
 
 impl<'a> Forward<'a> {
     pub(super) fn new(proxy: &'a Proxy, rules: &'a Rules, outgoing: &'a Outgoing, ask: &'a Ask, surface: Surface) -> Self {
-        Self { proxy, rules, outgoing, ask, repeatable: surface.is_inference() || outgoing.method.is_safe(), tried: Vec::new() }
+        let repeatable = surface.is_inference() || outgoing.method.is_safe();
+        Self { proxy, rules, outgoing, ask, repeatable, tried: Vec::new(), arrived: now() }
     }
 
     /// Brings the answer of the first replica that gives one.
     pub(super) async fn run(mut self, record: &mut Record) -> Result<Forwarded, ProxyError> {
         self.proxy.budget.deposit(self.settings().retry_budget, now());
-        let mut chosen = self.choose()?.ok_or(ProxyError::NoReplica)?;
+        let mut chosen = self.choose(record).await?.ok_or(ProxyError::NoReplica)?;
         let mut busy = None;
         loop {
-            let Chosen { choice, upstream } = chosen;
-            self.note(&choice, record);
-            let reason = choice.reason;
-            let (cause, error) = match self.attempt(choice.lease, upstream).await {
+            self.note(&chosen, record);
+            let Chosen { slot, reason, upstream } = chosen;
+            let (cause, error) = match self.attempt(slot, upstream).await {
                 Ok(answer) if is_busy(answer.head.status) => {
-                    record.metrics().failed(answer.lease.replica(), UpstreamError::Busy);
+                    record.metrics().failed(answer.slot.replica(), UpstreamError::Busy);
                     if !self.repeatable || !self.may_retry() || !self.is_another(|_, _| true) {
                         return Ok(Forwarded::Answer(answer));
                     }
@@ -109,13 +106,19 @@ impl<'a> Forward<'a> {
                 }
                 Ok(answer) => {
                     if answer.head.status.is_server_error() {
-                        record.metrics().failed(answer.lease.replica(), UpstreamError::Status5xx);
+                        record.metrics().failed(answer.slot.replica(), UpstreamError::Status5xx);
                     }
                     return Ok(Forwarded::Answer(answer));
                 }
                 Err(failure) => self.assess(&failure, record),
             };
-            match cause.map(|cause| self.next(cause, record)).transpose()?.flatten() {
+            let next = match cause {
+                Some(cause) => self.next(cause, record).await,
+                None => Ok(None),
+            };
+            // One that may not wait for another replica is told that, unless a replica said better what is wrong.
+            let (next, error) = next.map_or_else(|refused| (None, refused), |next| (next, error));
+            match next {
                 Some(next) => chosen = next,
                 None => {
                     let busy = busy.ok_or(error)?;
@@ -126,43 +129,43 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Picks a replica that was not tried yet, on the picture as of now.
-    fn choose(&self) -> Result<Option<Chosen>, ProxyError> {
-        let parties = &self.proxy.parties;
-        let view = parties.fleet.view();
-        let model = self.ask.model.as_deref();
-        let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        let choice = self.rules.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried), &mut rand::rng());
-        Ok(choice.and_then(|choice| {
-            // Everybody in the picture can be reached.
-            let upstream = Arc::clone(view.upstream(choice.lease.replica())?);
-            Some(Chosen { choice, upstream })
-        }))
+    /// Picks a replica that was not tried yet, on the picture of the moment when there is room.
+    async fn choose(&self, record: &mut Record) -> Result<Option<Chosen>, ProxyError> {
+        let caller = Caller {
+            ask: self.ask,
+            tried: &self.tried,
+            chooser: &self.rules.chooser,
+            settings: &self.rules.admission,
+            size: self.outgoing.body.len(),
+            arrived: self.arrived,
+            until: None,
+        };
+        self.proxy.admission.admit(caller, &self.proxy.parties.cut, record).await
     }
 
     /// The next replica to try after a failure, where settings and budget allow one.
-    fn next(&self, cause: RetryCause, record: &mut Record) -> Result<Option<Chosen>, ProxyError> {
+    async fn next(&self, cause: RetryCause, record: &mut Record) -> Result<Option<Chosen>, ProxyError> {
         if !self.may_retry() {
             return Ok(None);
         }
-        let Some(chosen) = self.choose()? else { return Ok(None) };
-        // What asks a living fleet for more has to be paid for; `ejected` has done so before it gave a replica up. What died with its replica
-        // is asked of nobody any more: sending it again adds no load.
-        if cause == RetryCause::Busy && !self.may_spend() {
+        // What asks a living fleet for more has to be paid for, and before it waits for that; `ejected` has done so before it gave a replica up. What
+        // died with its replica is asked of nobody any more: sending it again adds no load.
+        if cause == RetryCause::Busy && self.is_another(|_, _| true) && !self.may_spend() {
             record.metrics().refused_retry();
             return Ok(None);
         }
+        let Some(chosen) = self.choose(record).await? else { return Ok(None) };
         record.metrics().retried(cause);
         record.failed_on(cause);
         Ok(Some(chosen))
     }
 
-    fn note(&mut self, choice: &Choice, record: &mut Record) {
-        let replica = choice.lease.replica();
+    fn note(&mut self, chosen: &Chosen, record: &mut Record) {
+        let replica = chosen.slot.replica();
         record.tries += 1;
-        record.reason = Some(choice.reason);
+        record.reason = Some(chosen.reason);
         record.replica = Some(replica.name().to_owned());
-        record.metrics().chosen(replica, choice.reason);
+        record.metrics().chosen(replica, chosen.reason);
         self.tried.push(Arc::clone(replica));
     }
 
@@ -193,13 +196,13 @@ impl<'a> Forward<'a> {
     }
 
     /// One try, from sending to the first byte.
-    async fn attempt(&self, lease: Lease, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
+    async fn attempt(&self, slot: Slot, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
         let limit = self.settings().first_byte_timeout;
         let first_byte_by = (!limit.is_zero()).then(|| Instant::now() + limit);
-        let replica = Arc::clone(lease.replica());
+        let replica = Arc::clone(slot.replica());
         tokio::select! {
             biased;
-            answer = self.send(lease, upstream, first_byte_by) => answer,
+            answer = self.send(slot, upstream, first_byte_by) => answer,
             () = self.ejected(&replica) => Err(Failure::Ejected),
             () = until(first_byte_by) => Err(Failure::FirstByteTimeout),
             () = self.proxy.parties.cut.cancelled() => Err(Failure::Cut),
@@ -208,7 +211,7 @@ impl<'a> Forward<'a> {
 
     /// Sends, and holds a successful head until the first piece of the body is here: an engine sends the head of a stream before it has
     /// done anything for it.
-    async fn send(&self, lease: Lease, upstream: Arc<Upstream>, first_byte_by: Option<Instant>) -> Result<Answer, Failure> {
+    async fn send(&self, slot: Slot, upstream: Arc<Upstream>, first_byte_by: Option<Instant>) -> Result<Answer, Failure> {
         let proxy = self.proxy;
         let stale = || proxy.parties.metrics.retried(RetryCause::Stale);
         let resend = self.repeatable && self.is_replayable();
@@ -220,7 +223,7 @@ impl<'a> Forward<'a> {
             let held = timeout(self.settings().hold_head, rest.frame()).await.ok().flatten();
             first = held.transpose().map_err(Failure::BodyBroke)?;
         }
-        Ok(Answer { head, first, rest, connection, upstream, lease, first_byte_by })
+        Ok(Answer { head, first, rest, connection, upstream, slot, first_byte_by })
     }
 
     /// Resolves when the replica on which this request waits has been taken out, another one is up, and a retry is allowed, which this pays
@@ -278,10 +281,10 @@ impl<'a> Forward<'a> {
 
 /// Reads a busy replica's answer to its end, so that nothing is outstanding there while another replica is tried. `None` where that fails.
 async fn keep(answer: Answer, reason: Reason) -> Option<Busy> {
-    let Answer { head, rest, connection, upstream, lease, .. } = answer;
+    let Answer { head, rest, connection, upstream, slot, .. } = answer;
     let body = timeout(BUSY_PATIENCE, Limited::new(rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
     upstream.give_back(connection);
-    Some(Busy { head, body, replica: lease.replica().name().to_owned(), reason })
+    Some(Busy { head, body, replica: slot.replica().name().to_owned(), reason })
 }
 
 /// The replica lives but wants no more work now.
@@ -307,7 +310,7 @@ fn now() -> std::time::Instant {
     Instant::now().into_std()
 }
 
-async fn until(time: Option<Instant>) {
+pub(super) async fn until(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => pending().await,

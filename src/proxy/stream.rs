@@ -18,10 +18,10 @@ use memchr::memmem;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use super::admission::Slot;
 use super::error::ProxyError;
 use super::forward::{Answer, Busy};
 use super::{Settings, headers, name_choice};
-use crate::fleet::Lease;
 use crate::request::Dialect;
 use crate::telemetry::{Record, UpstreamError};
 use crate::upstream::{Connection, Upstream};
@@ -40,7 +40,7 @@ impl Answer {
         let mut body = ResponseBody {
             first: self.first,
             rest: self.rest,
-            work: Some(Work { connection: self.connection, upstream: self.upstream, lease: self.lease, record }),
+            work: Some(Work { connection: self.connection, upstream: self.upstream, slot: self.slot, record }),
             ending: Ending::Open,
             events,
             first_byte_timeout: settings.first_byte_timeout,
@@ -68,7 +68,7 @@ impl Busy {
 struct Work {
     connection: Connection,
     upstream: Arc<Upstream>,
-    lease: Lease,
+    slot: Slot,
     record: Record,
 }
 
@@ -230,9 +230,9 @@ impl ResponseBody {
 
     /// The answer is whole: the connection is free for the next request, the count goes down, the record is written.
     fn end(&mut self) {
-        if let Some(Work { connection, upstream, lease, mut record }) = self.work.take() {
+        if let Some(Work { connection, upstream, slot, mut record }) = self.work.take() {
             upstream.give_back(connection);
-            drop(lease);
+            drop(slot);
             record.complete();
         }
     }
@@ -240,11 +240,11 @@ impl ResponseBody {
     /// The replica failed in mid-answer (or, without a `kind`, the router itself stops). An event stream's client is told inside the stream, where that is still possible; in any case the
     /// connection is cut.
     fn broke(&mut self, kind: Option<UpstreamError>, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
-        if let Some(Work { lease, mut record, .. }) = self.work.take() {
-            let (request_id, replica) = (&record.request_id, lease.replica().name());
+        if let Some(Work { slot, mut record, .. }) = self.work.take() {
+            let (request_id, replica) = (&record.request_id, slot.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
             if let Some(kind) = kind {
-                record.metrics().failed(lease.replica(), kind);
+                record.metrics().failed(slot.replica(), kind);
             }
             record.error = Some(error.code());
             record.complete();

@@ -264,7 +264,7 @@ fn what_is_not_understood_is_placed_by_its_bytes() {
     for body in [&b"\xff\xfe{}"[..], b"\xef\xbb\xbf{}", b"{\"model\":\"\xc3\"}"] {
         assert!(matches!(
             Ask::read(Surface::ChatCompletions, body, None, &settings),
-            Ask { model: None, placement: Placement::ByKey(Some(_)) }
+            Ask { model: None, placement: Placement::ByKey(Some(_)), identifier: None, priority: 0 }
         ));
     }
 }
