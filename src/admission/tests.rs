@@ -193,6 +193,9 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Line, priority and flow.
+type Group = (u8, i32, Option<u64>);
+
 /// What is known of a request outside of the queue.
 #[derive(Clone, Copy)]
 struct Known {
@@ -237,7 +240,7 @@ proptest! {
             }
             prop_assert_eq!(scene.queue.requests(), waiting.len());
             prop_assert_eq!(scene.queue.bytes(), waiting.iter().map(|(_, known)| known.size).sum::<usize>());
-            let distinct = |key: &dyn Fn(&Known) -> (u8, i32, Option<u64>)| {
+            let distinct = |key: &dyn Fn(&Known) -> Group| {
                 waiting.iter().map(|(_, known)| key(known)).collect::<std::collections::BTreeSet<_>>().len()
             };
             let flows = distinct(&|known| (known.line, known.priority, known.flow));

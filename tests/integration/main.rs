@@ -14,6 +14,7 @@ mod support;
 mod wire;
 
 mod aborts;
+mod admission;
 mod bodies;
 mod cancel;
 mod command;
