@@ -78,7 +78,7 @@ fn order(replica: &Replica, words: &[&str]) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_burst_exceeds_a_limit_even_by_one() {
     const BURST: usize = 80;
-    // Limits per replica and in all, and how many may be seen at one replica and at all.
+    // Limits per replica and in all; how many one replica may see, and all together do see.
     for (limits, each, all) in [
         ([("max_outstanding", "3"), ("max_outstanding_total", "0")], 3, 6),
         ([("max_outstanding", "0"), ("max_outstanding_total", "4")], 4, 4),
@@ -112,7 +112,7 @@ async fn no_burst_exceeds_a_limit_even_by_one() {
             }
             assert_eq!(clients.join_all().await, [200; BURST], "{strategy}");
             let most = |counts: &(AtomicUsize, AtomicUsize)| counts.1.load(Ordering::SeqCst);
-            assert_eq!(counts.iter().map(|counts| most(counts)).max(), Some(each), "{strategy} {limits:?}: reached, and not exceeded");
+            assert!(counts.iter().all(|counts| most(counts) <= each), "{strategy} {limits:?}: {counts:?}");
             assert_eq!(most(&total), all, "{strategy} {limits:?}: reached, and not exceeded");
             is_at_rest(&router).await;
         }
@@ -353,9 +353,9 @@ async fn who_waits_for_a_replica_that_dies_is_served_by_others() {
     let (a, b) = (Replica::start("a", holding(&never)), Replica::start("b", holding(&gate)));
     let router = Router::start(&[&a, &b], &[ONE, ("strategy", "least_outstanding")]).await;
     let mut clients = vec![start(&router, CHAT, "", &chat(HELD)).await];
-    a.has_requests(1).await;
+    eventually("one is busy", async || a.count() + b.count() == 1).await;
     clients.push(start(&router, CHAT, "", &chat(HELD)).await);
-    b.has_requests(1).await;
+    eventually("both are busy", async || (a.count(), b.count()) == (1, 1)).await;
     for count in 1..=4 {
         clients.push(start(&router, CHAT, "", &chat("x")).await);
         waits(&router, count).await;
