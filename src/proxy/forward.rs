@@ -30,6 +30,8 @@ pub(super) struct Answer {
     pub(super) head: Parts,
     pub(super) first: Option<Frame<Bytes>>,
     pub(super) rest: Incoming,
+    /// Whether the body is known to be over already.
+    is_over: bool,
     pub(super) connection: Connection,
     pub(super) upstream: Arc<Upstream>,
     pub(super) lease: Lease,
@@ -54,7 +56,12 @@ impl Answer {
 
     /// Whether its first byte is here, or it has none.
     pub(super) fn has_begun(&self) -> bool {
-        self.first.is_some() || self.rest.is_end_stream()
+        self.first.is_some() || self.is_over
+    }
+
+    /// Whether it is a failure of the engine's of which it says no word.
+    fn is_bare_failure(&self) -> bool {
+        self.head.status.is_server_error() && self.first.is_none() && self.is_over
     }
 }
 
@@ -294,14 +301,16 @@ impl<'a> Forward<'a> {
         let resend = self.repeatable && self.is_replayable();
         let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
         let (head, mut rest) = response.into_parts();
-        let mut first = None;
+        let (mut first, mut is_over) = (None, rest.is_end_stream());
         let is_held = head.status.is_success() || head.status.is_server_error() && !is_busy(head.status);
-        if is_held && !rest.is_end_stream() {
+        if is_held && !is_over {
             // Where none comes in time the head goes ahead without it.
-            let held = timeout(self.settings().hold_head, rest.frame()).await.ok().flatten();
-            first = held.transpose().map_err(Failure::BodyBroke)?;
+            if let Ok(held) = timeout(self.settings().hold_head, rest.frame()).await {
+                first = held.transpose().map_err(Failure::BodyBroke)?;
+                is_over = first.is_none();
+            }
         }
-        Ok(Answer { head, first, rest, connection, upstream, lease, patience })
+        Ok(Answer { head, first, rest, is_over, connection, upstream, lease, patience })
     }
 
     /// Tells the fleet what a try says of its replica.
@@ -311,7 +320,7 @@ impl<'a> Forward<'a> {
             Ok(answer) if is_busy(answer.head.status) => {
                 fleet.report(replica, Outcome::Busy(retry_after(&answer.head.headers)), "it is busy");
             }
-            Ok(answer) if answer.head.status.is_server_error() && answer.first.is_none() && answer.rest.is_end_stream() => {
+            Ok(answer) if answer.is_bare_failure() => {
                 fleet.report(replica, Outcome::ServerError, &format!("too many requests failed, the last with {}", answer.head.status));
             }
             Ok(answer) if answer.is_good() && answer.has_begun() => fleet.answered(replica),
