@@ -62,6 +62,8 @@ enum Failure {
     Sending(SendError),
     /// The head came, the body did not.
     BodyBroke(hyper::Error),
+    /// It wants to speak another protocol, which nobody asked for.
+    Switched,
     /// The replica was taken out meanwhile, and another one can be tried.
     Ejected,
     FirstByteTimeout,
@@ -204,6 +206,9 @@ impl<'a> Forward<'a> {
         let resend = self.repeatable && self.is_replayable();
         let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
         let (head, mut rest) = response.into_parts();
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(Failure::Switched);
+        }
         let mut first = None;
         if head.status.is_success() && !rest.is_end_stream() {
             // Where none comes in time the head goes ahead without it.
@@ -244,6 +249,7 @@ impl<'a> Forward<'a> {
                 let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
                 (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body{cause}"))
             }
+            Failure::Switched => (UpstreamError::Broke, "it switched protocols, which nobody asked for".to_owned()),
             Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
             Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
             Failure::Cut => return (None, ProxyError::Draining),
