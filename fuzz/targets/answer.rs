@@ -3,10 +3,10 @@
 
 #![allow(dead_code, reason = "the other target uses it")]
 
-#[path = "../../tests/fuzz/input.rs"]
-mod input;
 #[path = "../../tests/fuzz/answer.rs"]
 mod answer;
+#[path = "../../tests/fuzz/input.rs"]
+mod input;
 #[path = "../../tests/fuzz/traffic.rs"]
 mod traffic;
 #[path = "../../tests/fuzz/wire.rs"]

@@ -50,7 +50,9 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// Says the length once where it was said several times, and not at all where that is none. Nobody has looked at it where no body follows (HEAD, 304),
 /// and no server could send it so.
 fn make_one_length(headers: &mut HeaderMap) {
-    let is_plain = |value: &HeaderValue| value.as_bytes().iter().all(u8::is_ascii_digit) && value.to_str().is_ok_and(|text| text.parse::<u64>().is_ok());
+    let is_plain = |value: &HeaderValue| {
+        value.as_bytes().iter().all(u8::is_ascii_digit) && value.to_str().is_ok_and(|text| text.parse::<u64>().is_ok())
+    };
     let mut values = headers.get_all(CONTENT_LENGTH).iter();
     let Some(first) = values.next() else { return };
     if is_plain(first) && values.next().is_none() {

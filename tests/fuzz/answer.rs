@@ -69,7 +69,10 @@ pub(crate) fn check(data: &[u8]) {
         let Part::Whole(next) = ask(&mut client, "POST", "/v1/chat/completions", "{}", Ending::Fin).await else {
             panic!("the next request has no answer, but {}", client.came.escape_ascii());
         };
-        assert_eq!((next.head.status(), next.head.get("x-got"), &next.body[..]), (200, Some("POST /v1/chat/completions HTTP/1.1"), &b"{}"[..]));
+        assert_eq!(
+            (next.head.status(), next.head.get("x-got"), &next.body[..]),
+            (200, Some("POST /v1/chat/completions HTTP/1.1"), &b"{}"[..])
+        );
         world.forgets().await;
     });
 }
@@ -85,29 +88,33 @@ async fn ask(client: &mut Client, method: &str, target: &str, body: &str, ending
         let mut rest = client.came.as_slice();
         let answer = wire::answer(&mut rest, method);
         let is_all = match &answer {
-            Part::Whole(answer) => is_framed(&answer.head) || method == "HEAD" || matches!(answer.head.status(), 204 | 304) || client.is_closed,
+            Part::Whole(answer) => ends_itself(&answer.head, method) || client.is_closed,
             Part::Cut(_) => client.is_closed,
             Part::Odd => panic!("no answer: {}", client.came.escape_ascii()),
         };
         if is_all {
-            assert!(rest.is_empty() || !matches!(answer, Part::Whole(_)), "one answer to one request, and not {}", client.came.escape_ascii());
+            assert!(
+                rest.is_empty() || !matches!(answer, Part::Whole(_)),
+                "one answer to one request, and not {}",
+                client.came.escape_ascii()
+            );
             return answer;
         }
         client.more(&mut jumps).await;
     }
 }
 
-fn is_framed(head: &Head) -> bool {
-    head.get("content-length").is_some() || head.get("transfer-encoding").is_some()
+/// Whether it ends somewhere, rather than with the connection.
+fn ends_itself(head: &Head, method: &str) -> bool {
+    let is_framed = head.get("content-length").is_some() || head.get("transfer-encoding").is_some();
+    is_framed || method == "HEAD" || matches!(head.status(), 204 | 304)
 }
 
 fn judge(method: &str, sent: &[u8], ending: Ending, got: &Part<Answer>) {
     let mut rest = sent;
     let said = match wire::answer(&mut rest, method) {
         // It ends with the connection, which does not end, or breaks.
-        Part::Whole(answer) if !is_framed(&answer.head) && ending != Ending::Fin && method != "HEAD" && !matches!(answer.head.status(), 204 | 304) => {
-            Part::Cut(answer)
-        }
+        Part::Whole(answer) if !ends_itself(&answer.head, method) && ending != Ending::Fin => Part::Cut(answer),
         said => said,
     };
     let told = || format!("{} came of {}", text(got), sent.escape_ascii());
@@ -138,7 +145,8 @@ fn judge(method: &str, sent: &[u8], ending: Ending, got: &Part<Answer>) {
 
 /// What is no connection's own business passes as it came.
 fn check_fields(said: &Head, got: &Head) {
-    let named: Vec<String> = said.all("connection").iter().flat_map(|list| list.split(',')).map(|name| name.trim().to_ascii_lowercase()).collect();
+    let named: Vec<String> =
+        said.all("connection").iter().flat_map(|list| list.split(',')).map(|name| name.trim().to_ascii_lowercase()).collect();
     for (name, _) in &said.fields {
         if !NOT_PASSED_ON.contains(&name.as_str()) && !named.contains(name) {
             assert_eq!(got.all(name), said.all(name), "{name}");

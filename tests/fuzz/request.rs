@@ -169,7 +169,10 @@ fn answers(came: &[u8], known: &[Request], stream: &[u8]) -> Vec<u16> {
                     if request.method() != "HEAD" {
                         assert_eq!(answer.body.escape_ascii().to_string(), request.body.escape_ascii().to_string(), "byte for byte");
                     }
-                } else if status >= 400 && answer.head.get("x-prefix-router-error").is_some() && request.is_none_or(|request| request.method() != "HEAD") {
+                } else if status >= 400
+                    && answer.head.get("x-prefix-router-error").is_some()
+                    && request.is_none_or(|request| request.method() != "HEAD")
+                {
                     let _: serde_json::Value = serde_json::from_slice(&answer.body).expect("an error is JSON");
                 }
                 all.push(status);

@@ -195,7 +195,9 @@ pub(crate) fn answer(bytes: &mut &[u8], method: &str) -> Part<Answer> {
         };
         let mut words = head.start.splitn(3, ' ');
         let (version, status, reason) = (words.next(), words.next().unwrap_or_default(), words.next());
-        let is_status = status.len() == 3 && status.bytes().all(|byte| byte.is_ascii_digit()) && ('1'..='5').contains(&char::from(status.as_bytes()[0]));
+        let is_status = status.len() == 3
+            && status.bytes().all(|byte| byte.is_ascii_digit())
+            && ('1'..='5').contains(&char::from(status.as_bytes()[0]));
         if !matches!(version, Some("HTTP/1.1" | "HTTP/1.0")) || !is_status || reason.is_none() || head.status() == 101 {
             return Part::Odd;
         }
