@@ -102,6 +102,8 @@ enum Failure {
     Sending(SendError),
     /// The head came, the body did not.
     BodyBroke(hyper::Error),
+    /// It wants to speak another protocol, which nobody asked for.
+    Switched,
     /// The replica was taken out meanwhile, and another one can be tried.
     Ejected,
     FirstByteTimeout(Patience),
@@ -301,6 +303,9 @@ impl<'a> Forward<'a> {
         let resend = self.repeatable && self.is_replayable();
         let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
         let (head, mut rest) = response.into_parts();
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(Failure::Switched);
+        }
         let (mut first, mut is_over) = (None, rest.is_end_stream());
         let is_held = head.status.is_success() || head.status.is_server_error() && !is_busy(head.status);
         if is_held && !is_over {
@@ -329,7 +334,7 @@ impl<'a> Forward<'a> {
                 fleet.report(replica, Outcome::ConnectFailed, &error.to_string());
             }
             Err(Failure::Sending(SendError::Connect(_))) => {}
-            Err(Failure::Sending(SendError::Broke { .. }) | Failure::BodyBroke(_)) => {
+            Err(Failure::Sending(SendError::Broke { .. }) | Failure::BodyBroke(_) | Failure::Switched) => {
                 fleet.report(replica, Outcome::Broke, "it broke too many requests before the first byte");
             }
             Err(Failure::FirstByteTimeout(_)) => fleet.report(replica, Outcome::Broke, "too many requests had no first byte in time"),
@@ -369,7 +374,12 @@ impl<'a> Forward<'a> {
                 let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
                 (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body{cause}"))
             }
+<<<<<<< HEAD
             Failure::FirstByteTimeout(over) => (over.kind(), "no first byte in time".to_owned()),
+=======
+            Failure::Switched => (UpstreamError::Broke, "it switched protocols, which nobody asked for".to_owned()),
+            Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
+>>>>>>> 37faa088a0724e4d258f987251ad1860e0e9a5e9
             Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
             Failure::Cut => return (None, ProxyError::Draining),
         };
