@@ -43,11 +43,13 @@ pub enum State {
     Up,
     /// Takes requests only where no replica of its pool is up.
     Down,
+    /// Takes no new requests, whatever its health; ends those that it has.
+    Draining,
 }
 
 impl State {
     /// All states, for metrics.
-    pub const ALL: [Self; 3] = [Self::Unknown, Self::Up, Self::Down];
+    pub const ALL: [Self; 4] = [Self::Unknown, Self::Up, Self::Down, Self::Draining];
 
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
@@ -55,6 +57,7 @@ impl State {
             Self::Unknown => "unknown",
             Self::Up => "up",
             Self::Down => "down",
+            Self::Draining => "draining",
         }
     }
 }

@@ -8,7 +8,7 @@ mod replica;
 mod ring;
 mod snapshot;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,14 +29,21 @@ pub struct Fleet {
     health: HashMap<u64, Health>,
     /// That of those who have left, while somebody may wait there. It makes nobody a candidate.
     departed: HashMap<u64, Health>,
+    /// The names of those that are to take nothing new.
+    draining: HashSet<String>,
     settings: health::Settings,
 }
 
 impl Fleet {
     /// A fleet of replicas that nothing is known of yet. `hash_seed` seeds the rings.
     pub fn new(specs: Vec<ReplicaSpec>, settings: health::Settings, hash_seed: u64) -> Self {
-        let mut fleet =
-            Self { membership: Arc::new(Membership::empty(hash_seed)), health: HashMap::new(), departed: HashMap::new(), settings };
+        let mut fleet = Self {
+            membership: Arc::new(Membership::empty(hash_seed)),
+            health: HashMap::new(),
+            departed: HashMap::new(),
+            draining: HashSet::new(),
+            settings,
+        };
         fleet.adopt(Arc::new(fleet.membership.next(specs, true)));
         fleet
     }
@@ -60,6 +67,20 @@ impl Fleet {
         self.membership = next;
     }
 
+    /// Judges by `settings` from the next outcome on. What is known stays.
+    pub fn judge_by(&mut self, settings: health::Settings) {
+        self.settings = settings;
+    }
+
+    /// Says whether the replica `name` is to take nothing new, now and whenever it is in the fleet.
+    pub fn set_draining(&mut self, name: &str, draining: bool) {
+        if draining {
+            self.draining.insert(name.to_owned());
+        } else {
+            self.draining.remove(name);
+        }
+    }
+
     /// Takes note of `outcome`; the state before and after where it changed. What is seen of a replica that has left, and on which nobody counts any
     /// more, changes nothing.
     pub fn observe(&mut self, replica: &Replica, outcome: Outcome, now: Instant) -> Option<(State, State)> {
@@ -72,10 +93,14 @@ impl Fleet {
 
     /// The picture as of now.
     pub fn snapshot(&self) -> Snapshot {
-        let states: HashMap<u64, State> = self.health.iter().map(|(&incarnation, health)| (incarnation, health.state())).collect();
+        let state = |replica: &Arc<Replica>| {
+            let health = self.health.get(&replica.incarnation()).map_or(State::Unknown, Health::state);
+            (replica.incarnation(), if self.draining.contains(replica.name()) { State::Draining } else { health })
+        };
+        let states: HashMap<u64, State> = self.membership.replicas().iter().map(state).collect();
         let Membership { replicas, complete, all, by_model, any_name, nobody, .. } = &*self.membership;
-        let is_up = |replica: &Replica| states.get(&replica.incarnation()) == Some(&State::Up);
-        let pool = |group: &Group| Pool::new(Arc::clone(&group.members), Arc::clone(&group.ring), is_up);
+        let state = |replica: &Replica| states.get(&replica.incarnation()).copied().unwrap_or(State::Unknown);
+        let pool = |group: &Group| Pool::new(Arc::clone(&group.members), Arc::clone(&group.ring), state);
         Snapshot {
             all: pool(all),
             by_model: by_model.iter().map(|(model, group)| (model.clone(), pool(group))).collect(),
@@ -84,7 +109,13 @@ impl Fleet {
             replicas: Arc::clone(replicas),
             complete: *complete,
             states,
-            departed_down: self.departed.iter().filter(|(_, health)| health.state() == State::Down).map(|(&number, _)| number).collect(),
+            down: self
+                .departed
+                .iter()
+                .chain(&self.health)
+                .filter(|(_, health)| health.state() == State::Down)
+                .map(|(&number, _)| number)
+                .collect(),
         }
     }
 }
@@ -102,6 +133,7 @@ mod tests {
             authority: index.to_string(),
             weight: Weight::clamped(1),
             models: models.iter().map(|model| (*model).to_owned()).collect(),
+            drain: false,
         });
         Fleet::new(specs.collect(), health::Settings::default(), 0)
     }

@@ -18,12 +18,12 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// `up` tells whether a member is up.
-    pub(super) fn new(members: Members, ring: Arc<Ring>, up: impl Fn(&Replica) -> bool) -> Self {
-        let mut usable: Vec<bool> = members.iter().map(|member| up(member)).collect();
+    /// `state` tells the state of a member.
+    pub(super) fn new(members: Members, ring: Arc<Ring>, state: impl Fn(&Replica) -> State) -> Self {
+        let mut usable: Vec<bool> = members.iter().map(|member| state(member) == State::Up).collect();
         if !usable.contains(&true) {
             // Nobody is known to be up. A try may fail; not trying fails surely.
-            usable.fill(true);
+            usable = members.iter().map(|member| state(member) != State::Draining).collect();
         }
         Self { members, usable, ring }
     }
@@ -49,8 +49,8 @@ impl Pool {
 pub struct Snapshot {
     pub(super) replicas: Members,
     pub(super) states: HashMap<u64, State>,
-    /// Those who have left and are down.
-    pub(super) departed_down: HashSet<u64>,
+    /// Those whose checks fail, in the fleet or on their way out of it.
+    pub(super) down: HashSet<u64>,
     /// Whether the picture of who serves what is whole.
     pub(super) complete: bool,
     /// All replicas: for requests that name no model.
@@ -76,7 +76,7 @@ impl Snapshot {
 
     /// Whether a replica is down, be it in the fleet or on its way out of it: who waits there waits in vain.
     pub fn is_out(&self, replica: &Replica) -> bool {
-        self.state(replica) == Some(State::Down) || self.departed_down.contains(&replica.incarnation())
+        self.down.contains(&replica.incarnation())
     }
 
     /// Whether any replica is up.

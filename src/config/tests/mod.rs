@@ -37,12 +37,12 @@ fn wrong(yaml: &str, expected: &[&str]) {
 
 fn replica(name: &str, authority: &str, weight: u64, models: &[&str]) -> ReplicaSpec {
     let models = models.iter().map(|model| (*model).to_owned()).collect();
-    ReplicaSpec { name: name.to_owned(), authority: authority.to_owned(), weight: Weight::clamped(weight), models }
+    ReplicaSpec { name: name.to_owned(), authority: authority.to_owned(), weight: Weight::clamped(weight), models, drain: false }
 }
 
 fn source(url: &str, question: Question, weight: u64, models: &[&str]) -> Source {
     let models = models.iter().map(|model| (*model).to_owned()).collect();
-    Source { url: url.to_owned(), question, weight: Weight::clamped(weight), models }
+    Source { url: url.to_owned(), question, weight: Weight::clamped(weight), models, drain: false }
 }
 
 #[test]
