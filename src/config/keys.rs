@@ -176,9 +176,57 @@ pub(super) static KEYS: &[Key] = &[
     key("health_check_fall", "So many failed checks in a row take a replica down.", "3", Kind::Number(1..=100, at!(health.fall as u32))),
     key(
         "eject_time",
-        "A replica that refused a connection gets no requests for at least this time.",
+        "How long a replica is out that is ejected: it refused a connection, or broke requests. Twice as long each further time.",
         "1s",
-        Kind::Time(NO_TIME..=MINUTE, at!(health.eject_time)),
+        Kind::Time(NO_TIME..=HOUR, at!(health.eject_time)),
+    ),
+    key(
+        "eject_time_max",
+        "And at most so long; a replica that was well for this long begins anew.",
+        "30s",
+        Kind::Time(NO_TIME..=HOUR, at!(health.eject_time_max)),
+    ),
+    key(
+        "eject_failures",
+        "So many requests in a row that broke, or timed out, before their first byte eject a replica.",
+        "5",
+        Kind::Number(1..=1_000, at!(health.eject_failures as u32)),
+    ),
+    key(
+        "eject_error_percent",
+        "So does this share of such requests, and of 5xx answers without a body, among those of an eject_error_window.",
+        "50",
+        Kind::Number(1..=100, at!(health.error_percent as u32)),
+    ),
+    key(
+        "eject_error_window",
+        "The time over which that share is taken.",
+        "10s",
+        Kind::Time(Duration::from_secs(1)..=HOUR, at!(health.error_window)),
+    ),
+    key(
+        "eject_error_volume",
+        "With fewer requests than these in it the share says nothing.",
+        "20",
+        Kind::Number(1..=1_000_000, at!(health.error_volume as u32)),
+    ),
+    key(
+        "busy_time",
+        "How long a replica is passed over that answered 429 or 503 without a Retry-After.",
+        "1s",
+        Kind::Time(NO_TIME..=HOUR, at!(health.busy_time)),
+    ),
+    key(
+        "busy_time_max",
+        "And at most so long, whatever its Retry-After says.",
+        "10s",
+        Kind::Time(NO_TIME..=HOUR, at!(health.busy_time_max)),
+    ),
+    key(
+        "slow_start",
+        "How long a new or returned replica takes to get its full share; 0s: it has it at once.",
+        "10s",
+        Kind::Time(NO_TIME..=HOUR, at!(health.slow_start)),
     ),
     // The choice.
     key("strategy", "How a replica is chosen for a request.", "prefix_aware", word!(routing.strategy: StrategyName)),
@@ -309,7 +357,7 @@ pub(super) static KEYS: &[Key] = &[
         Kind::Time(NO_TIME..=Duration::from_millis(4_900), at!(upstream.pool_idle_timeout)),
     ),
     key("pool_max_idle", "Idle connections kept per replica.", "1024", Kind::Number(0..=65_536, at!(upstream.pool_max_idle as usize))),
-    // The end, and what is written meanwhile.
+    // Reloads, the end, and what is written meanwhile.
     key(
         "reload_interval",
         "How often the configuration file is looked at; what has changed there is applied. 0s: only on SIGHUP and by the API.",

@@ -155,7 +155,7 @@ impl Proxy {
 
         let reply = proxy.answer(&rules, head, &mut body, client, &mut record).await;
         let mut response = match reply {
-            Ok(Reply::Begun(answer)) => answer.into_response(&rules.settings, proxy.parties.cut.clone(), dialect, record),
+            Ok(Reply::Begun(answer)) => answer.into_response(&rules.settings, &proxy.parties, dialect, record),
             Ok(Reply::Whole(response)) => finish(response, record, &rules.settings),
             // It may still listen; its record says that it left.
             Err(error @ ProxyError::ClientGone) => error.response(dialect),
@@ -182,6 +182,7 @@ impl Proxy {
     ) -> Result<Reply, ProxyError> {
         let surface = self.judge(&rules.settings, &head, record)?;
         let identifier = headers::identifier(&head.headers)?;
+        let timeout = headers::timeout(&head.headers)?.map(|time| ((record.begun() + time).into(), time));
         if head.method != Method::OPTIONS
             && let Some(own) = local::answer(self, surface, &head).await
         {
@@ -194,7 +195,7 @@ impl Proxy {
 
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
-        Ok(match Forward::new(self, rules, &outgoing, &ask, surface).run(record).await? {
+        Ok(match Forward::new(self, rules, &outgoing, &ask, surface, timeout).run(record).await? {
             Forwarded::Answer(answer) => Reply::Begun(answer),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
         })
