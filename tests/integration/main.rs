@@ -14,6 +14,7 @@ mod support;
 mod wire;
 
 mod aborts;
+mod admin;
 mod bodies;
 mod cancel;
 mod command;
@@ -30,6 +31,7 @@ mod loss;
 mod metrics;
 mod names;
 mod recorded;
+mod reload;
 mod retry;
 mod routing;
 mod simulated_bounds;

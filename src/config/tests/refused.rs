@@ -107,20 +107,22 @@ fn replicas_that_are_none() {
         ("{url: [http://a]}", "url: a list is not allowed here; allowed: a text"),
         ("{url: http://a, weight: 0}", "weight: 0 is out of range; allowed: 1 to 100"),
         ("{url: http://a, weight: 2.0}", "weight: 2.0 is not a whole number; allowed: 1 to 100"),
-        ("{url: http://a, wieght: 2}", "wieght: unknown; the nearest is weight; allowed: url, name, weight, models"),
+        ("{url: http://a, drain: maybe}", "drain: maybe is neither true nor false; allowed: true, false"),
+        ("http://a;drain=1", "http://a: drain: 1 is neither true nor false; allowed: true, false"),
+        ("{url: http://a, wieght: 2}", "wieght: unknown; the nearest is weight; allowed: url, name, weight, models, drain"),
         ("{url: http://a, name: a b}", "name: \"a b\" is not a name; allowed: 1 to 128 visible ASCII characters"),
         ("{url: http://a, models: ['']}", "models: \"\" is not a model's name; allowed: a name without spaces"),
         ("{url: http://a, models: [[]]}", "models: a list is not a model's name"),
         ("http://a;weight=0", "http://a: weight: 0 is out of range; allowed: 1 to 100"),
-        ("http://a;url=b", "http://a: url: unknown; the nearest is models; allowed: name, weight, models"),
+        ("http://a;url=b", "http://a: url: unknown; the nearest is drain; allowed: name, weight, models, drain"),
         ("http://a;weight=1;weight=2", "http://a: weight: given twice; allowed: once"),
         (
             "http://a;2",
-            "http://a: 2 has no =; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B",
+            "http://a: 2 has no =; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true",
         ),
         (
             "[a]",
-            "a list stands where a replica belongs; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B",
+            "a list stands where a replica belongs; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true",
         ),
     ];
     for (item, problem) in fields {
