@@ -5,9 +5,10 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::fleet::{Outcome, health};
+use crate::fleet::{Outcome, State, health};
 use crate::live::LiveFleet;
 use crate::pause::pause;
 use crate::upstream::{SendError, Upstream};
@@ -17,20 +18,28 @@ const MAX_ANSWER: usize = 64 * 1_024;
 
 /// Checks one replica as long as it is in the fleet, and then until the last request there has ended: whoever waits there for an answer has nobody
 /// else to tell that none will come.
-pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: health::Settings) {
+pub async fn run(mut upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, mut settings: watch::Receiver<health::Settings>) {
     loop {
-        let checked = timeout(settings.timeout, check(&upstream, &settings.path)).await;
-        let checked =
-            checked.unwrap_or_else(|_| Err(Failure::Silent(format!("{} did not answer within {:?}", settings.path, settings.timeout))));
+        let now = settings.borrow_and_update().clone();
+        let checked = timeout(now.timeout, check(&upstream, &now.path)).await;
+        let checked = checked.unwrap_or_else(|_| Err(Failure::Silent(format!("{} did not answer within {:?}", now.path, now.timeout))));
         match checked {
             Ok(()) => fleet.report(upstream.replica(), Outcome::CheckPassed, ""),
             // One that is being stopped takes nothing new, and still ends what it has begun.
-            Err(Failure::Heard(_)) if has_left(&upstream, &fleet) => {}
+            Err(Failure::Heard(_) | Failure::Refused(_)) if is_on_its_way_out(&upstream, &fleet) => {}
+            Err(Failure::Refused(why)) => fleet.report(upstream.replica(), Outcome::ConnectFailed, &why),
             Err(Failure::Silent(why) | Failure::Heard(why)) => fleet.report(upstream.replica(), Outcome::CheckFailed, &why),
         }
         // As good a time as any to let go of connections that nobody came for.
         upstream.close_idle();
-        pause(settings.interval).await;
+        tokio::select! {
+            () = pause(now.interval) => {}
+            // Without a sender nothing changes any more.
+            Ok(()) = settings.changed() => {}
+        }
+        if let Some(upstream_now) = fleet.view().upstream(upstream.replica()) {
+            upstream = Arc::clone(upstream_now);
+        }
         if has_left(&upstream, &fleet) && upstream.replica().outstanding() == 0 {
             return;
         }
@@ -43,6 +52,12 @@ enum Failure {
     Silent(String),
     /// Somebody is there, and says no.
     Heard(String),
+    /// The machine is there, and nobody listens.
+    Refused(String),
+}
+
+fn is_on_its_way_out(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
+    has_left(upstream, fleet) || fleet.view().state(upstream.replica()) == Some(State::Draining)
 }
 
 fn has_left(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
@@ -54,7 +69,8 @@ async fn check(upstream: &Upstream, path: &str) -> Result<(), Failure> {
         Ok((status, _)) if status.is_success() => Ok(()),
         Ok((status, _)) => Err(Failure::Heard(format!("{path} answered {status}"))),
         Err(error) => match error.downcast_ref() {
-            Some(SendError::Connect(cause)) if cause.kind() != ErrorKind::ConnectionRefused => Err(Failure::Silent(error.to_string())),
+            Some(SendError::Connect(cause)) if cause.kind() == ErrorKind::ConnectionRefused => Err(Failure::Refused(error.to_string())),
+            Some(SendError::Connect(_)) => Err(Failure::Silent(error.to_string())),
             _ => Err(Failure::Heard(error.to_string())),
         },
     }

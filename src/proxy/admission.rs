@@ -11,18 +11,18 @@
 //! room. Between the two steps both sides have a fence, so at least one of them sees the other: either the request that ended finds somebody
 //! waiting, or the one that begins to wait finds the room.
 
+use std::future::pending;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::error::ProxyError;
-use super::forward::until;
 use crate::admission::{Entry, Full, Pace, Queue, Settings, Ticket};
-use crate::fleet::{Lease, PoolName, Replica};
+use crate::fleet::{Lease, PoolName, Replica, Trial};
 use crate::live::{LiveFleet, View};
 use crate::request::Ask;
 use crate::routing::{Candidates, Chooser, Reason};
@@ -36,6 +36,7 @@ const TICK: Duration = Duration::from_millis(500);
 pub(super) struct Chosen {
     pub(super) slot: Slot,
     pub(super) reason: Reason,
+    pub(super) trial: Option<Trial>,
     pub(super) upstream: Arc<Upstream>,
 }
 
@@ -80,8 +81,8 @@ pub(super) struct Caller<'a> {
     pub(super) size: usize,
     /// Since when it is on its way.
     pub(super) arrived: std::time::Instant,
-    /// When waiting makes no sense any more, whatever the settings say.
-    pub(super) until: Option<Instant>,
+    /// The client's own limit, from its request's head to the first byte.
+    pub(super) timeout: Option<(Instant, Duration)>,
 }
 
 /// All that must be known of a request to choose for it while its own task sleeps.
@@ -156,7 +157,7 @@ impl Admission {
         loop {
             if let Ok(Err(_)) = timeout(TICK, changes.changed()).await {
                 // Nobody changes the fleet any more.
-                tokio::time::sleep(TICK).await;
+                sleep(TICK).await;
             }
             self.pump();
         }
@@ -182,10 +183,12 @@ impl Admission {
         };
         record.begins_waiting();
         let limit = (!settings.queue_timeout.is_zero()).then(|| Instant::now() + settings.queue_timeout);
+        let clients = caller.timeout.map(|(by, _)| by);
         let result = tokio::select! {
             biased;
             told = &mut place.told => Ok(told.ok().flatten()),
-            () = until(earlier(limit, caller.until)) => Err(self.refuse(&self.lock(), QueueBound::Time)),
+            () = until(clients) => Err(ProxyError::TimeoutExceeded(caller.timeout.map(|(_, limit)| limit).unwrap_or_default())),
+            () = until(limit) => Err(self.refuse(&self.lock(), QueueBound::Time)),
             () = cut.cancelled() => Err(ProxyError::Draining),
         };
         record.ends_waiting();
@@ -277,17 +280,23 @@ impl Admission {
     ) -> Result<Found, ProxyError> {
         let model = ask.model.as_deref();
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        let candidates = Candidates::new(pool, tried);
+        let candidates = Candidates::new(pool, tried, Instant::now().into_std());
+        let is_anybody = candidates.iter().next().is_some();
         let full = settings.total_limit().is_some_and(|limit| self.total.load(Ordering::Relaxed) >= limit);
         let choice = if full { None } else { chooser.choose(ask.placement, &candidates.below(settings.limit()), &mut rand::rng()) };
         let Some(choice) = choice else {
-            return Ok(if candidates.iter().next().is_some() { Found::Full } else { Found::Nobody });
+            return Ok(if is_anybody { Found::Full } else { Found::Nobody });
         };
         // Everybody in the picture can be reached.
         let Some(upstream) = view.upstream(choice.lease.replica()) else { return Ok(Found::Nobody) };
         self.total.fetch_add(1, Ordering::Relaxed);
         let release = Release { admission: Arc::clone(self), pumps: true };
-        Ok(Found::Chosen(Chosen { slot: Slot { lease: choice.lease, release }, reason: choice.reason, upstream: Arc::clone(upstream) }))
+        Ok(Found::Chosen(Chosen {
+            slot: Slot { lease: choice.lease, release },
+            reason: choice.reason,
+            trial: choice.trial,
+            upstream: Arc::clone(upstream),
+        }))
     }
 
     /// Counts a refusal and says when to ask again.
@@ -312,9 +321,11 @@ impl Admission {
     }
 }
 
-/// Whichever time there is, and of two the earlier.
-fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
-    one.into_iter().chain(other).min()
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
 }
 
 #[cfg(test)]
@@ -323,14 +334,16 @@ mod tests {
     use std::pin::{Pin, pin};
     use std::task::{Context, Poll, Waker};
 
-    use tokio::time::{advance, sleep};
+    use tokio::sync::watch;
+    use tokio::time::advance;
 
     use super::*;
-    use crate::fleet::{Fleet, Outcome, ReplicaSpec, health};
+    use crate::fleet::{Outcome, ReplicaSpec, health};
+    use crate::live;
     use crate::resolver::{self, HostNames, Resolver};
     use crate::routing;
     use crate::units::Weight;
-    use crate::upstream::{self, Connector};
+    use crate::upstream;
 
     /// Admission to a fleet of replicas "0", "1", …, all up, to which nothing is sent.
     struct Scene {
@@ -347,14 +360,16 @@ mod tests {
         async fn new(replicas: usize, settings: Settings) -> Self {
             let metrics = Metrics::new().expect("metrics");
             let resolver = resolver::Settings { servers: vec![([127, 0, 0, 1], 9).into()], ..resolver::Settings::default() };
-            let names = HostNames::new(Arc::new(Resolver::new(&resolver).expect("it asks nobody yet")), resolver);
-            let connector = Connector { settings: upstream::Settings::default(), names };
-            let fleet = LiveFleet::new(Fleet::new(Vec::new(), health::Settings::default(), 0), connector, Arc::clone(&metrics));
+            let asking = Arc::new(Resolver::new(&resolver).expect("it asks nobody yet"));
+            let names = HostNames::new(asking, watch::channel(resolver).1);
+            let under = live::Settings { health: health::Settings::default(), upstream: upstream::Settings::default(), hash_seed: 0 };
+            let fleet = LiveFleet::new(under, names, Arc::clone(&metrics)).expect("a fleet");
             let specs = (0..replicas).map(|number| ReplicaSpec {
                 name: number.to_string(),
                 authority: format!("127.0.0.1:{}", number + 1),
                 weight: Weight::clamped(1),
                 models: Vec::new(),
+                drain: false,
             });
             fleet.set(specs.collect(), true).await.expect("replicas");
             for replica in fleet.view().replicas() {
@@ -366,11 +381,11 @@ mod tests {
         }
 
         /// A request that has tried to get in once. It waits no longer when it is dropped.
-        fn ask(&self, until: Option<Instant>) -> Admitted<'_> {
+        fn ask(&self, timeout: Option<(Instant, Duration)>) -> Admitted<'_> {
             let arrived = Instant::now().into_std();
             let mut admitted: Admitted<'_> = Box::pin(async move {
                 let ask = Ask::default();
-                let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, until };
+                let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, timeout };
                 let mut record = Record::new(Arc::clone(&self.admission.metrics), hyper::Method::POST, "/");
                 self.admission.admit(caller, &self.cut, &mut record).await
             });
@@ -382,7 +397,8 @@ mod tests {
         fn get(&self) -> Chosen {
             let arrived = Instant::now().into_std();
             let ask = Ask::default();
-            let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, until: None };
+            let caller =
+                Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, timeout: None };
             match self.admission.enter(caller) {
                 Ok(Ok(Some(chosen))) => chosen,
                 _ => panic!("there is no room"),
@@ -448,10 +464,14 @@ mod tests {
     async fn waiting_ends_by_the_earlier_of_timeout_and_deadline() {
         let scene = Scene::new(1, Settings { queue_timeout: Duration::from_secs(30), ..one_at_a_time() }).await;
         let _first = scene.get();
-        for (until, expected) in [(None, 30), (Some(10), 10), (Some(60), 30)] {
+        for (clients, expected) in [(None, 30), (Some(10), 10), (Some(60), 30)] {
             let begun = Instant::now();
-            let until = until.map(|seconds| begun + Duration::from_secs(seconds));
-            assert!(matches!(scene.ask(until).await, Err(ProxyError::QueueTimeout { .. })));
+            let timeout = clients.map(Duration::from_secs).map(|limit| (begun + limit, limit));
+            match scene.ask(timeout).await {
+                Err(ProxyError::QueueTimeout { .. }) => assert_eq!(expected, 30),
+                Err(ProxyError::TimeoutExceeded(limit)) => assert_eq!((limit.as_secs(), expected), (10, 10)),
+                _ => panic!("it got something"),
+            }
             assert_eq!(begun.elapsed().as_secs(), expected);
             assert_eq!(scene.waiting(), 0);
         }
@@ -477,7 +497,7 @@ mod tests {
         }
         let ask = Ask::default();
         let arrived = Instant::now().into_std();
-        let caller = Caller { ask: &ask, tried: &[], chooser: &scene.chooser, settings: &scene.settings, size: 0, arrived, until: None };
+        let caller = Caller { ask: &ask, tried: &[], chooser: &scene.chooser, settings: &scene.settings, size: 0, arrived, timeout: None };
         let Err(ProxyError::QueueFull { bound, retry_after }) = scene.admission.enter(caller) else { panic!("there is room") };
         assert_eq!((bound, retry_after), ("queue_max_requests", 6));
     }
@@ -493,7 +513,7 @@ mod tests {
                 for round in 0..500 {
                     let arrived = Instant::now().into_std();
                     let (chooser, settings) = (&scene.chooser, &scene.settings);
-                    let caller = Caller { ask: &ask, tried: &[], chooser, settings, size: 1, arrived, until: None };
+                    let caller = Caller { ask: &ask, tried: &[], chooser, settings, size: 1, arrived, timeout: None };
                     let mut record = Record::new(Arc::clone(&scene.admission.metrics), hyper::Method::POST, "/");
                     let admitted = scene.admission.admit(caller, &scene.cut, &mut record);
                     if round % 5 == 0 {

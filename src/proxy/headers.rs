@@ -1,6 +1,7 @@
 //! Headers on their way through: what is a connection's own business stays behind, everything else passes as it came.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use hyper::header::{
     AsHeaderName, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
@@ -11,7 +12,7 @@ use rand::RngExt;
 
 use crate::request::{IDENTIFIER_HEADER, PRIORITIES, PRIORITY_HEADER, is_identifier};
 
-use super::error::ProxyError;
+use super::error::{ProxyError, TIMEOUT_HEADER};
 
 /// Headers of one connection, besides those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -31,17 +32,43 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// The longest time that a client may ask for: that of the configuration.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3_600);
+
 /// Takes away what belongs to one connection only.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     if headers.contains_key(TRANSFER_ENCODING) {
         // It rules; a length beside it may be wrong (RFC 9112, 6.3).
         headers.remove(CONTENT_LENGTH);
     }
+    make_one_length(headers);
     let named: Vec<HeaderName> = tokens(headers, CONNECTION).filter_map(|name| HeaderName::try_from(name).ok()).collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         // The length describes the body, whoever claims otherwise.
         if name != CONTENT_LENGTH {
             headers.remove(name);
+        }
+    }
+}
+
+/// Says the length once where it was said several times, and not at all where that is none. Nobody has looked at it where no body follows (HEAD, 304),
+/// and no server could send it so.
+fn make_one_length(headers: &mut HeaderMap) {
+    let is_plain = |value: &HeaderValue| {
+        value.as_bytes().iter().all(u8::is_ascii_digit) && value.to_str().is_ok_and(|text| text.parse::<u64>().is_ok())
+    };
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(first) = values.next() else { return };
+    if is_plain(first) && values.next().is_none() {
+        return;
+    }
+    let length = first.to_str().ok().and_then(|text| text.split(',').next()).and_then(|text| HeaderValue::from_str(text.trim()).ok());
+    match length.filter(is_plain) {
+        Some(length) if tokens(headers, CONTENT_LENGTH).all(|other| other == length) => {
+            headers.insert(CONTENT_LENGTH, length);
+        }
+        _ => {
+            headers.remove(CONTENT_LENGTH);
         }
     }
 }
@@ -106,6 +133,17 @@ pub(super) fn priority(headers: &HeaderMap) -> Result<Option<i32>, ProxyError> {
     let Some(value) = values.next() else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|number| PRIORITIES.contains(number));
     if values.next().is_some() || number.is_none() { Err(ProxyError::BadPriority) } else { Ok(number) }
+}
+
+/// How long the client is ready to wait for the first byte of its answer.
+pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, ProxyError> {
+    let mut values = headers.get_all(TIMEOUT_HEADER).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default().trim();
+    let seconds = || text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let time = seconds().or_else(|| humantime::parse_duration(text).ok());
+    let time = time.filter(|time| !time.is_zero() && *time <= LONGEST_TIMEOUT && values.next().is_none());
+    time.map(Some).ok_or(ProxyError::BadTimeout)
 }
 
 /// Whether the client wants to speak WebSocket. Other upgrades are offers (Java's client always offers h2c), which a server may pass over.

@@ -124,7 +124,7 @@ pub struct Proxy {
 /// An answer: whole, or a replica's that has begun.
 enum Reply {
     Whole(Response),
-    Begun(Answer),
+    Begun(Box<Answer>),
 }
 
 impl Proxy {
@@ -169,7 +169,7 @@ impl Proxy {
 
         let reply = proxy.answer(&rules, head, &mut body, client, &mut record).await;
         let mut response = match reply {
-            Ok(Reply::Begun(answer)) => answer.into_response(&rules.settings, proxy.parties.cut.clone(), dialect, record),
+            Ok(Reply::Begun(answer)) => answer.into_response(&rules.settings, &proxy.parties, dialect, record),
             Ok(Reply::Whole(response)) => finish(response, record, &rules.settings),
             // It may still listen; its record says that it left.
             Err(error @ ProxyError::ClientGone) => error.response(dialect),
@@ -198,6 +198,7 @@ impl Proxy {
         let identifier = headers::identifier(&head.headers)?;
         // Where nobody waits it means nothing here, and passes whatever it is.
         let priority = if rules.admission.is_on() { headers::priority(&head.headers)? } else { None };
+        let timeout = headers::timeout(&head.headers)?.map(|time| ((record.begun() + time).into(), time));
         if head.method != Method::OPTIONS
             && let Some(own) = local::answer(self, surface, &head).await
         {
@@ -211,8 +212,8 @@ impl Proxy {
 
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
-        Ok(match Forward::new(self, rules, &outgoing, &ask, surface).run(record).await? {
-            Forwarded::Answer(answer) => Reply::Begun(answer),
+        Ok(match Forward::new(self, rules, &outgoing, &ask, surface, timeout).run(record).await? {
+            Forwarded::Answer(answer) => Reply::Begun(Box::new(answer)),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
         })
     }

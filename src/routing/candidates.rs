@@ -1,24 +1,28 @@
-//! The replicas among which a request may choose: the usable members of its pool, without those that it tried already and those that are full.
+//! The replicas among which a request may choose: the eligible members of its pool, without those that it tried already and
+//! those that are full.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::fleet::{Pool, Replica};
 use crate::request::Key;
 
 /// What a strategy picks from.
-#[derive(Clone, Copy)]
 pub struct Candidates<'a> {
     pool: &'a Pool,
-    tried: &'a [Arc<Replica>],
+    eligible: Cow<'a, [bool]>,
+    /// Whether an earlier try for the same request failed.
+    is_another_try: bool,
     /// Who has so many in flight takes no more.
     limit: Option<u64>,
 }
 
 impl<'a> Candidates<'a> {
-    /// The usable members of `pool` without `tried`.
-    pub fn new(pool: &'a Pool, tried: &'a [Arc<Replica>]) -> Self {
-        Self { pool, tried, limit: None }
+    /// The members of `pool` that a request may go to at `now` which was at `tried` already.
+    pub fn new(pool: &'a Pool, tried: &[Arc<Replica>], now: Instant) -> Self {
+        Self { pool, eligible: pool.eligible(tried, now), is_another_try: !tried.is_empty(), limit: None }
     }
 
     /// Those of them that have fewer than `limit` in flight; all of them where there is no limit. It is kept exactly only where one choice is made after
@@ -29,18 +33,32 @@ impl<'a> Candidates<'a> {
 
     /// Whether an earlier try for the same request failed.
     pub(super) fn is_another_try(&self) -> bool {
-        !self.tried.is_empty()
+        self.is_another_try
+    }
+
+    /// Whether a request that goes to that one shows whether it is well again.
+    pub(super) fn is_on_trial(&self, replica: &Replica) -> bool {
+        self.pool.is_on_trial(replica)
+    }
+
+    /// The same without that one.
+    pub(super) fn without(&self, replica: &Replica) -> Self {
+        let mut eligible = self.eligible.clone().into_owned();
+        for (eligible, member) in eligible.iter_mut().zip(self.pool.members()) {
+            *eligible &= !member.is(replica);
+        }
+        Self { pool: self.pool, eligible: Cow::Owned(eligible), is_another_try: self.is_another_try, limit: self.limit }
     }
 
     /// All of them, in the order of the membership.
-    pub fn iter(&self) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a> {
-        let this = *self;
-        (0..this.pool.members().len()).filter_map(move |index| this.at(index))
+    pub fn iter(&self) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a, '_> {
+        (0..self.pool.members().len()).filter_map(|index| self.at(index))
     }
 
     /// The key's home, where it may be chosen but for the limit.
     pub(super) fn home(&self, key: Key) -> Option<&'a Arc<Replica>> {
-        self.below(None).at(self.pool.ring().home(key)?)
+        let index = self.pool.ring().home(key)?;
+        self.eligible[index].then(|| &self.pool.members()[index])
     }
 
     /// From how many in flight on a replica takes no more, where that is less than `threshold`, else that.
@@ -49,16 +67,14 @@ impl<'a> Candidates<'a> {
     }
 
     /// All of them in the key's order.
-    pub(super) fn order(&self, key: Key) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a> {
-        let this = *self;
-        this.pool.ring().order(key).filter_map(move |index| this.at(index))
+    pub(super) fn order(&self, key: Key) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a, '_> {
+        self.pool.ring().order(key).filter_map(|index| self.at(index))
     }
 
     fn at(&self, index: usize) -> Option<&'a Arc<Replica>> {
         let member = &self.pool.members()[index];
-        let tried = self.tried.iter().any(|tried| tried.is(member));
-        let full = self.limit.is_some_and(|limit| member.outstanding() >= limit);
-        (self.pool.is_usable(index) && !tried && !full).then_some(member)
+        let full = || self.limit.is_some_and(|limit| member.outstanding() >= limit);
+        (self.eligible[index] && !full()).then_some(member)
     }
 }
 

@@ -25,13 +25,14 @@ fn scene(replicas: &[(u64, usize, bool)]) -> Scene {
         authority: index.to_string(),
         weight: Weight::clamped(weight),
         models: Vec::new(),
+        drain: false,
     });
     let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
     let all = fleet.snapshot().replicas().to_vec();
     let mut leases = Vec::new();
     for (replica, &(_, outstanding, up)) in all.iter().zip(replicas) {
         leases.extend((0..outstanding).map(|_| replica.lease()));
-        fleet.observe(replica, if up { Outcome::CheckPassed } else { Outcome::CheckFailed }, Instant::now());
+        fleet.observe(replica, if up { Outcome::CheckPassed } else { Outcome::CheckFailed }, Instant::now(), 0.0);
     }
     Scene { snapshot: fleet.snapshot(), _leases: leases }
 }
@@ -53,7 +54,7 @@ impl Scene {
     fn keep(&self, chooser: &Chooser, placement: Placement, tried: &[usize], seed: u64) -> Option<Choice> {
         let tried: Vec<_> = tried.iter().map(|&index| self.replica(index)).collect();
         let pool = self.snapshot.pool(None).expect("there is one");
-        chooser.choose(placement, &Candidates::new(pool, &tried), &mut SmallRng::seed_from_u64(seed))
+        chooser.choose(placement, &Candidates::new(pool, &tried, Instant::now()), &mut SmallRng::seed_from_u64(seed))
     }
 
     fn order(&self, key: u64) -> Vec<usize> {
@@ -229,7 +230,7 @@ fn who_is_full_takes_nothing_under_any_strategy() {
             let (scene, chooser) =
                 (scene(&[(1, 0, true), (4, 0, true), (1, 0, true), (1, 0, true), (1, 0, false)]), chooser(strategy, 64, overflow));
             let pool = scene.snapshot.pool(None).expect("there is one");
-            let candidates = Candidates::new(pool, &[]).below(Some(2));
+            let candidates = Candidates::new(pool, &[], Instant::now()).below(Some(2));
             let mut rng = SmallRng::seed_from_u64(0);
             // One key: all that its home does not take overflows, until everybody who is up has two.
             let mut choose = || chooser.choose(by(1), &candidates, &mut rng);

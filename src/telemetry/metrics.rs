@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
 
@@ -78,6 +78,8 @@ pub enum UpstreamError {
     Broke,
     /// No first byte in time.
     FirstByteTimeout,
+    /// No first byte within the client's own time, which says nothing of the replica.
+    ClientTimeout,
     /// No further byte in time.
     IdleTimeout,
     /// It was taken out while the request waited there.
@@ -86,6 +88,30 @@ pub enum UpstreamError {
     Busy,
     /// Another 5xx.
     Status5xx,
+}
+
+/// What a reload of the configuration came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reload {
+    /// Something was changed by it.
+    Applied,
+    /// Nothing was.
+    Unchanged,
+    /// There is an error, and all stays as it was.
+    Refused,
+}
+
+impl Reload {
+    const ALL: [Self; 3] = [Self::Applied, Self::Unchanged, Self::Refused];
+
+    /// The label in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Unchanged => "unchanged",
+            Self::Refused => "refused",
+        }
+    }
 }
 
 impl RetryCause {
@@ -104,8 +130,16 @@ impl RetryCause {
 }
 
 impl UpstreamError {
-    const ALL: [Self; 7] =
-        [Self::Connect, Self::Broke, Self::FirstByteTimeout, Self::IdleTimeout, Self::Ejected, Self::Busy, Self::Status5xx];
+    const ALL: [Self; 8] = [
+        Self::Connect,
+        Self::Broke,
+        Self::FirstByteTimeout,
+        Self::ClientTimeout,
+        Self::IdleTimeout,
+        Self::Ejected,
+        Self::Busy,
+        Self::Status5xx,
+    ];
 
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
@@ -113,6 +147,7 @@ impl UpstreamError {
             Self::Connect => "connect",
             Self::Broke => "broke",
             Self::FirstByteTimeout => "first_byte_timeout",
+            Self::ClientTimeout => "client_timeout",
             Self::IdleTimeout => "idle_timeout",
             Self::Ejected => "ejected",
             Self::Busy => "busy",
@@ -142,6 +177,9 @@ pub struct Metrics {
     lookups: IntCounterVec,
     discovered: IntGaugeVec,
     answered: GaugeVec,
+    reloads: IntCounterVec,
+    last_reload: Gauge,
+    reload_successful: IntGauge,
     /// The incarnations that are, or were, in the fleet, as long as somebody may count on them.
     shown: Mutex<HashMap<u64, Shown>>,
 }
@@ -218,6 +256,15 @@ impl Metrics {
                 registry.register(Box::new(gauge.clone()))?;
                 gauge
             },
+            reloads: counter("prefix_router_config_reloads_total", "Times that the configuration was read again, by result.", &["result"])?,
+            last_reload: Gauge::new(
+                "prefix_router_config_last_reload_success_timestamp_seconds",
+                "When the configuration was last read without an error, since the epoch.",
+            )?,
+            reload_successful: IntGauge::new(
+                "prefix_router_config_last_reload_successful",
+                "Whether the configuration was without an error when it was last read.",
+            )?,
             shown: Mutex::default(),
             registry: registry.clone(),
         };
@@ -226,6 +273,13 @@ impl Metrics {
         registry.register(Box::new(metrics.queue_requests.clone()))?;
         registry.register(Box::new(metrics.queue_bytes.clone()))?;
         registry.register(Box::new(metrics.queue_seconds.clone()))?;
+        registry.register(Box::new(metrics.last_reload.clone()))?;
+        registry.register(Box::new(metrics.reload_successful.clone()))?;
+        for result in Reload::ALL {
+            metrics.reloads.with_label_values(&[result.label()]);
+        }
+        // The start has read it as well.
+        metrics.read_well();
         registry.register(Box::new(ProcessCollector::new(std::process::id() as i32, NAMESPACE)))?;
         let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
@@ -266,6 +320,29 @@ impl Metrics {
         }
         self.discovered.with_label_values(&[source]);
         self.answered.with_label_values(&[source]);
+    }
+
+    /// Removes the series of a source that is not asked any more.
+    pub fn hide_source(&self, source: &str, results: &[&str]) {
+        for result in results {
+            let _ = self.lookups.remove_label_values(&[source, result]);
+        }
+        let _ = self.discovered.remove_label_values(&[source]);
+        let _ = self.answered.remove_label_values(&[source]);
+    }
+
+    /// Counts a reload of the configuration.
+    pub fn reloaded(&self, result: Reload) {
+        self.reloads.with_label_values(&[result.label()]).inc();
+        match result {
+            Reload::Applied | Reload::Unchanged => self.read_well(),
+            Reload::Refused => self.reload_successful.set(0),
+        }
+    }
+
+    fn read_well(&self) {
+        self.reload_successful.set(1);
+        self.last_reload.set(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
     }
 
     /// Counts a lookup of a source; `replicas` where it was answered.
