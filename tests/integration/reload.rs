@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::answers::{chunk, event, head, last_chunk, ok, reset};
+use crate::answers::{chunk, event, head, last_chunk, ok, ok_after, reset};
 use crate::client::{Client, End};
 use crate::command::{Serving, program};
 use crate::dns::Dns;
@@ -104,6 +104,44 @@ async fn how_requests_are_placed() {
     assert_ne!(answers(&filed.router, 30).await, before);
     filed.change(&all, &[]).await;
     assert_eq!(answers(&filed.router, 30).await, before);
+}
+
+#[tokio::test]
+async fn limits_and_who_waits() {
+    let gate = Gate::new();
+    let a = Replica::start("a", ok_after(&gate));
+    let limited = |limit, bound| [("max_outstanding", limit), ("queue_max_requests", bound)];
+    let filed = Filed::start(&[&a], &[]).await;
+    let start = async || {
+        let mut client = Client::connect(filed.router.traffic).await;
+        client.start("POST", CHAT, "", chat("x")).await;
+        client
+    };
+    let waits = async |count: f64| filed.router.has_metric("prefix_router_queue_requests", &[], count).await;
+    // Two that began without any limit count as well.
+    let mut clients = vec![start().await, start().await];
+    a.has_requests(2).await;
+    assert_eq!(filed.change(&[&a], &limited("2", "9")).await, ["max_outstanding", "queue_max_requests"]);
+    for count in 1..=4 {
+        clients.push(start().await);
+        waits(f64::from(count)).await;
+    }
+    // A lower bound throws nobody out, and lets nobody in.
+    assert_eq!(filed.change(&[&a], &limited("2", "1")).await, ["queue_max_requests"]);
+    assert_eq!(filed.router.post(CHAT, chat("x")).await.status, 429);
+    waits(4.0).await;
+    // A raised limit lets in as many more, and none at all everybody.
+    assert_eq!(filed.change(&[&a], &limited("3", "1")).await, ["max_outstanding"]);
+    a.has_requests(3).await;
+    waits(3.0).await;
+    filed.change(&[&a], &[]).await;
+    a.has_requests(6).await;
+    waits(0.0).await;
+    gate.open();
+    for client in &mut clients {
+        assert_eq!(client.response("POST").await.status, 200);
+    }
+    filed.router.is_at_rest().await;
 }
 
 #[tokio::test]
