@@ -167,7 +167,8 @@ async fn the_request_path() {
     assert_eq!((response.status, response.head.get("x-prefix-router-replica")), (200, None));
     let sent = [a.requests(), b.requests()].concat();
     assert_eq!(sent[0].head.all("authorization"), ["Bearer key-1"]);
-    assert_eq!(filed.change(&all, &with(&[("upstream_api_key", "key-2")])).await.last().unwrap(), "response_headers");
+    let changed = filed.change(&all, &with(&[("upstream_api_key", "key-2")])).await;
+    assert_eq!(changed, ["upstream_api_key", "response_headers", "expose_paths"]);
     a.forget();
     b.forget();
     filed.router.post(CHAT, chat("x")).await;
