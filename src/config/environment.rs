@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::errors::{ConfigErrors, Origin, Report, nearest};
+use super::errors::{ConfigErrors, Origin, Report, nearest, shown};
 use super::keys::{self, Key};
 
 /// The variable that names the file.
@@ -44,7 +44,7 @@ pub(super) fn read(environment: &[(OsString, OsString)], errors: &mut ConfigErro
         if key.is_none() && from_kubernetes(rest, text.unwrap_or_default()) {
             continue;
         }
-        let origin = Origin::Variable(name.clone());
+        let origin = Origin::Variable(shown(&name));
         match (key, text) {
             (Some(key), Some(text)) => variables.settings.push((key, origin, text.to_owned())),
             (Some(key), None) => {

@@ -97,7 +97,7 @@ fn from_text(text: &str, line: usize) -> Fields<'_> {
             continue;
         };
         if seen.contains(&field) {
-            fields.wrong.push((line, format!("{field}: given twice; allowed: once")));
+            fields.wrong.push((line, format!("{}: given twice; allowed: once", shown(field))));
         }
         seen.push(field);
         match field {

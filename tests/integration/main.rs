@@ -21,6 +21,7 @@ mod command;
 mod demo;
 mod discovery;
 mod drain;
+mod ejection;
 mod endpoints;
 mod exposure;
 mod framing;

@@ -230,3 +230,19 @@ fn a_router_that_is_its_own_replica() {
     }
     assert!(load_str("listen: 127.0.0.1:9000\nreplicas: [http://127.0.0.2:9000]\n", "r.yaml").is_ok());
 }
+
+#[test]
+fn an_error_is_one_line_whatever_was_written() {
+    for yaml in [
+        "\"a\\nb\": 1\n\"a\\nb\": 2",
+        "\"retries\\e\": 1\n",
+        "replicas: [\"http://a;x\\ny=1;x\\ny=2\"]",
+        "retries: !a%0Ab 1",
+        "retries: \"1\\n\"",
+    ] {
+        let errors = load_str(yaml, "r.yaml").unwrap_err().to_string();
+        assert!(errors.lines().all(|line| line.starts_with("r.yaml:") && !line.contains(char::is_control)), "{yaml}: {errors:?}");
+    }
+    let errors = load_settings(sources(None, &[("PREFIX_ROUTER_A\nB", "1")], &[])).unwrap_err().to_string();
+    assert_eq!(errors.lines().count(), 1, "{errors:?}");
+}
