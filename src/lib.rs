@@ -5,7 +5,8 @@
 //! 1. [`server`] takes the connection and hands each request to [`proxy`].
 //! 2. `proxy` judges the head, reads the body, and asks [`request`] what it wants: a model and a key.
 //! 3. [`live`] gives the view of the moment: the [`fleet`]'s picture and the connections to everybody in it. [`routing`] picks a replica on it and
-//!    takes its lease.
+//!    takes its lease. Where replicas are limited and all are full, the request waits in the queue that [`admission`] keeps, and is chosen for when
+//!    there is room.
 //! 4. `proxy` sends the request through [`upstream`] and waits for the first byte of the answer's body; until then a replica that fails
 //!    is replaced by another.
 //! 5. The answer's body goes on piece by piece; lease, connection and record end with it.
@@ -46,7 +47,7 @@
 //! # Direction of dependencies
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
-//! read no clock; time and chance are arguments. `telemetry`, `upstream`, `live`, `discovery`, `probe`, `proxy`, `admin` and `server` see them;
+//! read no clock; time and chance are arguments. So is `admission`, which uses nobody. `telemetry`, `upstream`, `live`, `discovery`, `probe`, `proxy`, `admin` and `server` see them;
 //! `upstream` and `discovery` ask `resolver`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
 //! `tests/tidy.rs` checks this.
 //!
@@ -57,6 +58,7 @@
 //! - An incarnation of a replica is never taken for another: one that has left is no candidate, whatever is reported of it, and one that returns while
 //!   requests are in flight there goes on counting them.
 //! - A lease lives as long as the replica's work for the request, and ends exactly once.
+//! - Where there are limits, choices are made one after the other, so no limit is exceeded even by one; and nobody waits for whom there is room.
 //! - Nothing is sent again after the first byte of an answer's body.
 //! - Request bodies and answers pass byte for byte; the view for routing is read-only.
 //! - Every failure becomes HTTP in `proxy/error.rs`.
@@ -69,6 +71,8 @@ pub mod request;
 pub mod fleet;
 
 pub mod routing;
+
+pub mod admission;
 
 pub mod sim;
 

@@ -7,11 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 22] = [
+const MAY_USE: [(&str, &[&str]); 23] = [
     ("units", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
     ("routing", &["units", "request", "fleet"]),
+    ("admission", &[]),
     ("sim", &["units", "request", "fleet", "routing"]),
     ("telemetry", &["units", "request", "fleet", "routing"]),
     ("pause", &[]),
@@ -20,7 +21,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     ("live", &["units", "request", "fleet", "routing", "telemetry", "resolver", "upstream"]),
     ("discovery", &["units", "request", "fleet", "telemetry", "pause", "resolver"]),
     ("probe", &["units", "request", "fleet", "routing", "telemetry", "pause", "live", "upstream"]),
-    ("proxy", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
+    ("proxy", &["units", "request", "fleet", "routing", "admission", "telemetry", "live", "upstream"]),
     ("admin", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
     ("server", &["units", "request", "fleet", "routing", "telemetry"]),
     (
@@ -30,6 +31,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
             "request",
             "fleet",
             "routing",
+            "admission",
             "telemetry",
             "resolver",
             "upstream",
@@ -54,6 +56,7 @@ const EVERYTHING: &[&str] = &[
     "request",
     "fleet",
     "routing",
+    "admission",
     "sim",
     "telemetry",
     "pause",
@@ -74,7 +77,7 @@ const EVERYTHING: &[&str] = &[
 ];
 
 /// Same arguments, same answer: no I/O, no tasks, no log, no clock, no randomness of the system's.
-const PURE: [&str; 5] = ["units", "request", "fleet", "routing", "sim"];
+const PURE: [&str; 6] = ["units", "request", "fleet", "routing", "admission", "sim"];
 
 /// What would make them impure, as paths begin.
 const IMPURE: [&str; 26] = [

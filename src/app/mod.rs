@@ -191,6 +191,7 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
 
     let parties = Parties { fleet, metrics: Arc::clone(&metrics), draining: draining.clone(), cut: cut.clone(), admin };
     let proxy = Proxy::new(rules(&config, None), parties);
+    tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
     let (server, server_now) = watch::channel(config.server.clone());
     let serving = tokio::spawn(serve_until_drained(traffic_listener, Arc::clone(&proxy).routes(), server_now, draining, cut.clone()));
 
@@ -205,7 +206,7 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
 /// What requests go by; the chooser is kept where its settings have not changed, with all that it has learnt.
 fn rules(config: &Config, chooser: Option<Arc<Chooser>>) -> Rules {
     let chooser = chooser.unwrap_or_else(|| Arc::new(Chooser::new(&config.routing)));
-    Rules { settings: config.proxy.clone(), key: config.key.clone(), chooser }
+    Rules { settings: config.proxy.clone(), key: config.key.clone(), chooser, admission: config.admission.clone() }
 }
 
 async fn serve_until_drained(

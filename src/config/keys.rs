@@ -267,6 +267,46 @@ pub(super) static KEYS: &[Key] = &[
         "0",
         Kind::Number(0..=u64::MAX, Field { get: |c| c.key.hash_seed, set: |c, v| c.key.hash_seed = v }),
     ),
+    // Who waits.
+    key(
+        "max_outstanding",
+        "Requests in flight on one replica, at most, whatever its weight; what finds no room waits. 0 means any number, and that nothing waits.",
+        "0",
+        Kind::Number(0..=1_000_000, Field { get: |c| c.admission.max_outstanding, set: |c, v| c.admission.max_outstanding = v }),
+    ),
+    key(
+        "max_outstanding_total",
+        "Requests in flight on all replicas together, from this router, at most; 0 means any number.",
+        "0",
+        Kind::Number(
+            0..=1_000_000,
+            Field { get: |c| c.admission.max_outstanding_total, set: |c, v| c.admission.max_outstanding_total = v },
+        ),
+    ),
+    key(
+        "queue_max_requests",
+        "Requests that wait, at most; further ones are refused with 429.",
+        "1024",
+        Kind::Number(0..=1_000_000, at!(admission.queue_max_requests as usize)),
+    ),
+    key(
+        "queue_max_bytes",
+        "Bytes of the bodies of those that wait, at most; a request with which there would be more is refused with 429.",
+        "256MiB",
+        Kind::Size(0..=64 << 30, at!(admission.queue_max_bytes)),
+    ),
+    key(
+        "queue_timeout",
+        "How long a request waits before it is refused with 429; 0s means no limit.",
+        "30s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(admission.queue_timeout)),
+    ),
+    key(
+        "queue_aging",
+        "Waiting so long is worth one step of priority, so that nobody waits for ever.",
+        "5s",
+        Kind::Time(Duration::from_millis(1)..=HOUR, at!(admission.queue_aging)),
+    ),
     // The request path.
     key(
         "response_headers",

@@ -16,7 +16,7 @@ pub use health::{Outcome, State};
 pub use membership::Membership;
 pub use replica::{Incarnation, Lease, Replica, ReplicaSpec, Trial};
 pub use ring::Ring;
-pub use snapshot::{Pool, Snapshot};
+pub use snapshot::{Pool, PoolName, Snapshot};
 
 use health::{Health, Moment, Standing};
 use membership::Group;

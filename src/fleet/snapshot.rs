@@ -138,6 +138,17 @@ impl Pool {
     }
 }
 
+/// Which pool it is: equal for all requests that can go to the same replicas.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PoolName {
+    /// All replicas.
+    All,
+    /// Those that take any name.
+    AnyName,
+    /// Those that list this model or take any name.
+    Model(String),
+}
+
 /// The fleet at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -176,6 +187,16 @@ impl Snapshot {
     /// Whether any replica can be used.
     pub fn can_serve(&self) -> bool {
         self.states.values().any(|&state| matches!(state, State::Up | State::Suspect))
+    }
+
+    /// The name of the pool for a request that names `model`.
+    pub fn pool_name(&self, model: Option<&str>) -> PoolName {
+        match model {
+            Some(model) if self.by_model.contains_key(model) => PoolName::Model(model.to_owned()),
+            // Where nobody lists a model, both are everybody.
+            Some(_) if !self.by_model.is_empty() => PoolName::AnyName,
+            _ => PoolName::All,
+        }
     }
 
     /// The pool for a request that names `model`; `None` where all replicas say what they serve and none serves it. As long as replicas may be

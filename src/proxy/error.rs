@@ -11,7 +11,7 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::request::{Dialect, IDENTIFIER_HEADER};
+use crate::request::{Dialect, IDENTIFIER_HEADER, PRIORITIES, PRIORITY_HEADER};
 
 /// Names the code of an answer that the router made itself.
 pub(super) const ERROR_HEADER: HeaderName = HeaderName::from_static("x-prefix-router-error");
@@ -27,6 +27,8 @@ const RETRY_AFTER_SECONDS: u64 = 1;
 pub(super) enum ProxyError {
     #[error("the header {IDENTIFIER_HEADER} must be given once, with 1 to 64 printable ASCII characters, the first not a space")]
     BadIdentifier,
+    #[error("the header {PRIORITY_HEADER} must be given once, with a whole number of {} to {}", PRIORITIES.start(), PRIORITIES.end())]
+    BadPriority,
     #[error("the header {TIMEOUT_HEADER} must be given once, as a time of more than 0 and at most 24 hours, like 30, 2.5s or 800ms")]
     BadTimeout,
     #[error("this path is not exposed; the operator can list it in expose_paths")]
@@ -59,6 +61,10 @@ pub(super) enum ProxyError {
     StreamIdle(Duration),
     #[error("no replica can take this request now")]
     NoReplica,
+    #[error("too many requests wait for a replica ({bound}); ask again in {retry_after} s")]
+    QueueFull { bound: &'static str, retry_after: u64 },
+    #[error("no replica had room for this request in time (queue_timeout); ask again in {retry_after} s")]
+    QueueTimeout { retry_after: u64 },
     #[error("the router is shutting down")]
     Draining,
     #[error("no first byte came from the replica within {0:?}")]
@@ -77,6 +83,7 @@ impl ProxyError {
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::BadIdentifier => (StatusCode::BAD_REQUEST, "bad_identifier"),
+            Self::BadPriority => (StatusCode::BAD_REQUEST, "bad_priority"),
             Self::BadTimeout => (StatusCode::BAD_REQUEST, "bad_timeout"),
             Self::BodyBroken | Self::ClientGone => (StatusCode::BAD_REQUEST, "body_broken"),
             Self::PathNotExposed => (StatusCode::FORBIDDEN, "path_not_exposed"),
@@ -86,6 +93,8 @@ impl ProxyError {
             Self::BodyTooSlow(_) => (StatusCode::REQUEST_TIMEOUT, "body_too_slow"),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
             Self::HeadersTooLarge(_) => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large"),
+            Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_full"),
+            Self::QueueTimeout { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_timeout"),
             Self::UpgradeUnsupported => (StatusCode::NOT_IMPLEMENTED, "upgrade_unsupported"),
             Self::ConnectFailed => (StatusCode::BAD_GATEWAY, "connect_failed"),
             Self::ReplicaBroke | Self::StreamBroke => (StatusCode::BAD_GATEWAY, "replica_broke"),
@@ -115,8 +124,12 @@ impl ProxyError {
         {
             headers.insert(ALLOW, allowed);
         }
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            headers.insert(RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+        let retry_after = match self {
+            Self::QueueFull { retry_after, .. } | Self::QueueTimeout { retry_after } => Some(*retry_after),
+            _ => (status == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER_SECONDS),
+        };
+        if let Some(seconds) = retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -156,6 +169,7 @@ fn kind(status: StatusCode, dialect: Dialect) -> &'static str {
         (Dialect::Anthropic, StatusCode::PAYLOAD_TOO_LARGE) => "request_too_large",
         (Dialect::Anthropic, StatusCode::GATEWAY_TIMEOUT) => "timeout_error",
         (Dialect::Anthropic, StatusCode::SERVICE_UNAVAILABLE) => "overloaded_error",
+        (_, StatusCode::TOO_MANY_REQUESTS) => "rate_limit_error",
         (_, status) if status.is_client_error() => "invalid_request_error",
         (Dialect::Anthropic, _) => "api_error",
         (_, _) => "server_error",

@@ -17,11 +17,12 @@ use hyper::http::response::Parts;
 use hyper::{HeaderMap, StatusCode};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::admission::{Caller, Chosen, Slot};
 use super::error::ProxyError;
 use super::{Proxy, Rules, Settings};
-use crate::fleet::{Lease, Outcome, Replica, Snapshot, State};
+use crate::fleet::{Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
-use crate::routing::{Candidates, Choice, Reason};
+use crate::routing::{Candidates, Reason};
 use crate::telemetry::{Record, RetryCause, UpstreamError};
 use crate::upstream::{Connection, Outgoing, SendError, Upstream};
 
@@ -34,7 +35,7 @@ pub(super) struct Answer {
     is_over: bool,
     pub(super) connection: Connection,
     pub(super) upstream: Arc<Upstream>,
-    pub(super) lease: Lease,
+    pub(super) slot: Slot,
     pub(super) patience: Option<Patience>,
 }
 
@@ -91,12 +92,6 @@ pub(super) enum Forwarded {
     Busy(Busy),
 }
 
-/// A choice, and the connections to the replica chosen, from one picture.
-struct Chosen {
-    choice: Choice,
-    upstream: Arc<Upstream>,
-}
-
 /// Why a try brought no answer.
 enum Failure {
     Sending(SendError),
@@ -129,6 +124,8 @@ pub(super) struct Forward<'a> {
     /// The client's own limit, from its request's head to the first byte.
     timeout: Option<(Instant, Duration)>,
     tried: Vec<Arc<Replica>>,
+    /// Since when it is on its way: where it has to wait again, it does so as one that came then.
+    arrived: std::time::Instant,
 }
 
 impl<'a> Forward<'a> {
@@ -141,25 +138,24 @@ impl<'a> Forward<'a> {
         timeout: Option<(Instant, Duration)>,
     ) -> Self {
         let repeatable = surface.is_inference() || outgoing.method.is_safe();
-        Self { proxy, rules, outgoing, ask, repeatable, timeout, tried: Vec::new() }
+        Self { proxy, rules, outgoing, ask, repeatable, timeout, tried: Vec::new(), arrived: now() }
     }
 
     /// Brings the answer of the first replica that gives one.
     pub(super) async fn run(mut self, record: &mut Record) -> Result<Forwarded, ProxyError> {
         self.proxy.budget.deposit(self.settings().retry_budget, now());
-        let mut chosen = self.choose()?.ok_or(ProxyError::NoReplica)?;
+        let mut chosen = self.choose(record).await?.ok_or(ProxyError::NoReplica)?;
         let mut busy = None;
         loop {
-            let Chosen { choice, upstream } = chosen;
-            self.note(&choice, record);
-            let Choice { lease, reason, trial } = choice;
-            let result = self.attempt(lease, Arc::clone(&upstream)).await;
+            self.note(&chosen, record);
+            let Chosen { slot, reason, trial, upstream } = chosen;
+            let result = self.attempt(slot, Arc::clone(&upstream)).await;
             self.report(&result);
             // Whatever came of it is known now.
             drop(trial);
             let (cause, error) = match result {
                 Ok(answer) if is_busy(answer.head.status) => {
-                    record.metrics().failed(answer.lease.replica(), UpstreamError::Busy);
+                    record.metrics().failed(answer.slot.replica(), UpstreamError::Busy);
                     if !self.repeatable || !self.may_retry() || !self.is_another(|_, _| true) {
                         return Ok(Forwarded::Answer(answer));
                     }
@@ -168,16 +164,18 @@ impl<'a> Forward<'a> {
                 }
                 Ok(answer) => {
                     if answer.head.status.is_server_error() {
-                        record.metrics().failed(answer.lease.replica(), UpstreamError::Status5xx);
+                        record.metrics().failed(answer.slot.replica(), UpstreamError::Status5xx);
                     }
                     return Ok(Forwarded::Answer(answer));
                 }
                 Err(failure) => self.assess(&failure, record),
             };
             let next = match cause {
-                Some(cause) => self.next(cause, &upstream, record).await?,
-                None => None,
+                Some(cause) => self.next(cause, &upstream, record).await,
+                None => Ok(None),
             };
+            // One that may not wait for another replica is told that, unless a replica said better what is wrong.
+            let (next, error) = next.map_or_else(|refused| (None, refused), |next| (next, error));
             match next {
                 Some(next) => chosen = next,
                 None => {
@@ -189,18 +187,18 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Picks a replica that was not tried yet, on the picture as of now.
-    fn choose(&self) -> Result<Option<Chosen>, ProxyError> {
-        let parties = &self.proxy.parties;
-        let view = parties.fleet.view();
-        let model = self.ask.model.as_deref();
-        let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        let choice = self.rules.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried, now()), &mut rand::rng());
-        Ok(choice.and_then(|choice| {
-            // Everybody in the picture can be reached.
-            let upstream = Arc::clone(view.upstream(choice.lease.replica())?);
-            Some(Chosen { choice, upstream })
-        }))
+    /// Picks a replica that was not tried yet, on the picture of the moment when there is room.
+    async fn choose(&self, record: &mut Record) -> Result<Option<Chosen>, ProxyError> {
+        let caller = Caller {
+            ask: self.ask,
+            tried: &self.tried,
+            chooser: &self.rules.chooser,
+            settings: &self.rules.admission,
+            size: self.outgoing.body.len(),
+            arrived: self.arrived,
+            timeout: self.timeout,
+        };
+        self.proxy.admission.admit(caller, &self.proxy.parties.cut, record).await
     }
 
     /// The next replica to try after a failure of `upstream`'s, where settings and budget allow one.
@@ -219,7 +217,7 @@ impl<'a> Forward<'a> {
             record.metrics().refused_retry();
             return Ok(None);
         }
-        let Some(chosen) = self.choose()? else { return Ok(None) };
+        let Some(chosen) = self.choose(record).await? else { return Ok(None) };
         record.metrics().retried(cause);
         record.failed_on(cause);
         Ok(Some(chosen))
@@ -239,12 +237,12 @@ impl<'a> Forward<'a> {
         self.is_lost(upstream.replica())
     }
 
-    fn note(&mut self, choice: &Choice, record: &mut Record) {
-        let replica = choice.lease.replica();
+    fn note(&mut self, chosen: &Chosen, record: &mut Record) {
+        let replica = chosen.slot.replica();
         record.tries += 1;
-        record.reason = Some(choice.reason);
+        record.reason = Some(chosen.reason);
         record.replica = Some(replica.name().to_owned());
-        record.metrics().chosen(replica, choice.reason);
+        record.metrics().chosen(replica, chosen.reason);
         self.tried.push(Arc::clone(replica));
     }
 
@@ -276,12 +274,12 @@ impl<'a> Forward<'a> {
     }
 
     /// One try, from sending to the first byte.
-    async fn attempt(&self, lease: Lease, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
+    async fn attempt(&self, slot: Slot, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
         let patience = self.patience();
-        let replica = Arc::clone(lease.replica());
+        let replica = Arc::clone(slot.replica());
         tokio::select! {
             biased;
-            answer = self.send(lease, upstream, patience) => answer,
+            answer = self.send(slot, upstream, patience) => answer,
             () = self.ejected(&replica) => Err(Failure::Ejected),
             over = until(patience) => Err(Failure::FirstByteTimeout(over)),
             () = self.proxy.parties.cut.cancelled() => Err(Failure::Cut),
@@ -298,7 +296,7 @@ impl<'a> Forward<'a> {
 
     /// Sends, and holds the head until the first piece of the body is here: an engine sends the head of a stream before it has done anything for it,
     /// and of an error it matters whether it has a body.
-    async fn send(&self, lease: Lease, upstream: Arc<Upstream>, patience: Option<Patience>) -> Result<Answer, Failure> {
+    async fn send(&self, slot: Slot, upstream: Arc<Upstream>, patience: Option<Patience>) -> Result<Answer, Failure> {
         let stale = || self.proxy.parties.metrics.retried(RetryCause::Stale);
         let resend = self.repeatable && self.is_replayable();
         let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
@@ -315,7 +313,7 @@ impl<'a> Forward<'a> {
                 is_over = first.is_none();
             }
         }
-        Ok(Answer { head, first, rest, is_over, connection, upstream, lease, patience })
+        Ok(Answer { head, first, rest, is_over, connection, upstream, slot, patience })
     }
 
     /// Tells the fleet what a try says of its replica.
@@ -394,10 +392,10 @@ impl<'a> Forward<'a> {
 
 /// Reads a busy replica's answer to its end, so that nothing is outstanding there while another replica is tried. `None` where that fails.
 async fn keep(answer: Answer, reason: Reason) -> Option<Busy> {
-    let Answer { head, rest, connection, upstream, lease, .. } = answer;
+    let Answer { head, rest, connection, upstream, slot, .. } = answer;
     let body = timeout(BUSY_PATIENCE, Limited::new(rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
     upstream.give_back(connection);
-    Some(Busy { head, body, replica: lease.replica().name().to_owned(), reason })
+    Some(Busy { head, body, replica: slot.replica().name().to_owned(), reason })
 }
 
 /// The replica lives but wants no more work now.

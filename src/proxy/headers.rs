@@ -10,7 +10,7 @@ use hyper::header::{
 use hyper::{HeaderMap, Uri};
 use rand::RngExt;
 
-use crate::request::{IDENTIFIER_HEADER, is_identifier};
+use crate::request::{IDENTIFIER_HEADER, PRIORITIES, PRIORITY_HEADER, is_identifier};
 
 use super::error::{ProxyError, TIMEOUT_HEADER};
 
@@ -125,6 +125,14 @@ pub(super) fn identifier(headers: &HeaderMap) -> Result<Option<&str>, ProxyError
     let Some(value) = values.next() else { return Ok(None) };
     let text = value.to_str().ok().filter(|text| is_identifier(text.as_bytes()));
     if values.next().is_some() || text.is_none() { Err(ProxyError::BadIdentifier) } else { Ok(text) }
+}
+
+/// The priority that the header carries.
+pub(super) fn priority(headers: &HeaderMap) -> Result<Option<i32>, ProxyError> {
+    let mut values = headers.get_all(PRIORITY_HEADER).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|number| PRIORITIES.contains(number));
+    if values.next().is_some() || number.is_none() { Err(ProxyError::BadPriority) } else { Ok(number) }
 }
 
 /// How long the client is ready to wait for the first byte of its answer.

@@ -3,6 +3,7 @@
 //!
 //! It holds no policy: what a request asks is `request`'s, where it goes is `routing`'s, who is up is `fleet`'s.
 
+mod admission;
 mod body;
 mod budget;
 mod error;
@@ -32,6 +33,7 @@ use crate::telemetry::{Metrics, Record};
 use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
 
+use admission::Admission;
 use body::Inbound;
 use budget::Budget;
 use error::ProxyError;
@@ -107,6 +109,8 @@ pub struct Rules {
     pub key: request::Settings,
     /// Who is chosen.
     pub chooser: Arc<Chooser>,
+    /// How much runs at one time, and who may wait for it.
+    pub admission: crate::admission::Settings,
 }
 
 /// The traffic port's service.
@@ -114,6 +118,7 @@ pub struct Proxy {
     rules: ArcSwap<Rules>,
     parties: Parties,
     budget: Budget,
+    admission: Arc<Admission>,
 }
 
 /// An answer: whole, or a replica's that has begun.
@@ -126,12 +131,21 @@ impl Proxy {
     /// A service over the given parties.
     pub fn new(rules: Rules, parties: Parties) -> Arc<Self> {
         let budget = Budget::new(rules.settings.retry_budget, Instant::now());
-        Arc::new(Self { rules: ArcSwap::from_pointee(rules), parties, budget })
+        let admission = Admission::new(Arc::clone(&parties.fleet), Arc::clone(&parties.metrics), rules.admission.clone());
+        Arc::new(Self { rules: ArcSwap::from_pointee(rules), parties, budget, admission })
     }
 
     /// What requests that come from now on go by. Those that are under way end by what they began with.
+    /// Limits hold for all at once: who waits goes where there is room now, and stays where bounds are lower now.
     pub fn follow(&self, rules: Rules) {
+        let admission = rules.admission.clone();
         self.rules.store(Arc::new(rules));
+        self.admission.follow(admission);
+    }
+
+    /// Lets those who wait go when the fleet changes. To be run as long as requests are served.
+    pub async fn attend_to_waiting(self: Arc<Self>) {
+        self.admission.attend().await;
     }
 
     /// What requests that come now go by.
@@ -182,6 +196,8 @@ impl Proxy {
     ) -> Result<Reply, ProxyError> {
         let surface = self.judge(&rules.settings, &head, record)?;
         let identifier = headers::identifier(&head.headers)?;
+        // Where nobody waits it means nothing here, and passes whatever it is.
+        let priority = if rules.admission.is_on() { headers::priority(&head.headers)? } else { None };
         let timeout = headers::timeout(&head.headers)?.map(|time| ((record.begun() + time).into(), time));
         if head.method != Method::OPTIONS
             && let Some(own) = local::answer(self, surface, &head).await
@@ -191,7 +207,8 @@ impl Proxy {
 
         let bytes = body.read(rules.settings.max_body, rules.settings.body_timeout).await?;
         record.body_bytes = bytes.len();
-        let ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &rules.key) } else { Ask::default() };
+        let mut ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &rules.key) } else { Ask::default() };
+        ask.priority = priority.unwrap_or(ask.priority);
 
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());

@@ -18,10 +18,11 @@ use memchr::memmem;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use super::admission::Slot;
 use super::error::ProxyError;
 use super::forward::{Answer, Busy, Patience};
 use super::{Parties, Settings, headers, name_choice};
-use crate::fleet::{Lease, Outcome};
+use crate::fleet::Outcome;
 use crate::live::LiveFleet;
 use crate::request::Dialect;
 use crate::telemetry::{Record, UpstreamError};
@@ -43,7 +44,7 @@ impl Answer {
         let mut body = ResponseBody {
             first: self.first,
             rest: self.rest,
-            work: Some(Work { connection: self.connection, upstream: self.upstream, lease: self.lease, unjudged, record }),
+            work: Some(Work { connection: self.connection, upstream: self.upstream, slot: self.slot, unjudged, record }),
             ending: Ending::Open,
             events,
             patience: self.patience,
@@ -71,7 +72,7 @@ impl Busy {
 struct Work {
     connection: Connection,
     upstream: Arc<Upstream>,
-    lease: Lease,
+    slot: Slot,
     /// Who is told of the first byte, where it is still to come.
     unjudged: Option<Arc<LiveFleet>>,
     record: Record,
@@ -197,7 +198,7 @@ impl ResponseBody {
         if let Some(work) = &mut self.work {
             work.record.passed_on(data.len());
             if let Some(fleet) = work.unjudged.take() {
-                fleet.answered(work.lease.replica());
+                fleet.answered(work.slot.replica());
             }
         }
         if let Some(events) = &mut self.events {
@@ -236,9 +237,9 @@ impl ResponseBody {
 
     /// The answer is whole: the connection is free for the next request, the count goes down, the record is written.
     fn end(&mut self) {
-        if let Some(Work { connection, upstream, lease, mut record, .. }) = self.work.take() {
+        if let Some(Work { connection, upstream, slot, mut record, .. }) = self.work.take() {
             upstream.give_back(connection);
-            drop(lease);
+            drop(slot);
             record.complete();
         }
     }
@@ -246,13 +247,13 @@ impl ResponseBody {
     /// The replica failed in mid-answer (or, without a `kind`, the router itself stops). An event stream's client is told inside the stream, where that is still possible; in any case the
     /// connection is cut.
     fn broke(&mut self, kind: Option<UpstreamError>, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
-        if let Some(Work { lease, unjudged, mut record, .. }) = self.work.take() {
-            let (request_id, replica) = (&record.request_id, lease.replica().name());
+        if let Some(Work { slot, unjudged, mut record, .. }) = self.work.take() {
+            let (request_id, replica) = (&record.request_id, slot.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
             if let Some(kind) = kind {
-                record.metrics().failed(lease.replica(), kind);
+                record.metrics().failed(slot.replica(), kind);
                 if let Some(fleet) = unjudged.filter(|_| kind != UpstreamError::ClientTimeout) {
-                    fleet.report(lease.replica(), Outcome::Broke, "too many requests had no first byte");
+                    fleet.report(slot.replica(), Outcome::Broke, "too many requests had no first byte");
                 }
             }
             record.error = Some(error.code());

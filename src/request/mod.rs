@@ -10,6 +10,10 @@ mod surface;
 #[cfg(test)]
 mod tests;
 
+use std::ops::RangeInclusive;
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
 pub use key::Key;
 pub use surface::{Dialect, Refusal, Surface};
 
@@ -21,6 +25,12 @@ use surface::Family;
 
 /// The header that carries an identifier. It wins over the body's `prompt_cache_key`.
 pub const IDENTIFIER_HEADER: &str = "x-amzn-sagemaker-prefix-aware-id";
+
+/// The header that carries a priority. It wins over the body's `priority`.
+pub const PRIORITY_HEADER: &str = "x-prefix-router-priority";
+
+/// The priorities there are; lower goes first.
+pub const PRIORITIES: RangeInclusive<i32> = -1_000..=1_000;
 
 /// What makes the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +65,10 @@ pub struct Ask {
     pub model: Option<String>,
     /// How it is placed.
     pub placement: Placement,
+    /// Whose it is, as far as it says: a hash of its identifier, which is not kept itself. What has to wait is fair between these.
+    pub identifier: Option<u64>,
+    /// Where it stands among those that wait: lower goes first, 0 where it does not say. The body's, cut to [`PRIORITIES`].
+    pub priority: i32,
 }
 
 /// How a request is placed.
@@ -72,24 +86,28 @@ impl Ask {
     ///
     /// There is no wrong body: what cannot be read as the surface's JSON is placed by its raw bytes, and the engine judges it.
     pub fn read(surface: Surface, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Self {
-        let understood = std::str::from_utf8(body).map_err(|_| Malformed).and_then(Fields::parse);
-        let Some(family) = surface.family() else {
-            return Self { model: understood.ok().and_then(|fields| fields.model), placement: Placement::ByLoad };
-        };
-        let Ok(fields) = understood else {
-            return Self { model: None, placement: Placement::ByKey(native(&Fields::default(), body, identifier, settings)) };
-        };
-        let key = if family == Family::Native {
-            native(&fields, body, identifier, settings)
-        } else {
-            let mut key = KeyHasher::new(family, settings.prefix_length.get(), settings.hash_seed);
-            scope(&mut key, &fields, identifier);
-            match fields.hash_prompt(surface, settings.includes, &mut key) {
-                Ok(()) => key.finish(),
-                Err(Malformed) => native(&fields, body, identifier, settings),
+        let understood = std::str::from_utf8(body).ok().and_then(|text| Fields::parse(text).ok());
+        let family = surface.family().map(|family| if understood.is_some() { family } else { Family::Native });
+        let fields = understood.unwrap_or_default();
+        let placement = match family {
+            None => Placement::ByLoad,
+            Some(Family::Native) => Placement::ByKey(native(&fields, body, identifier, settings)),
+            Some(family) => {
+                let mut key = KeyHasher::new(family, settings.prefix_length.get(), settings.hash_seed);
+                scope(&mut key, &fields, identifier);
+                Placement::ByKey(match fields.hash_prompt(surface, settings.includes, &mut key) {
+                    Ok(()) => key.finish(),
+                    Err(Malformed) => native(&fields, body, identifier, settings),
+                })
             }
         };
-        Self { model: fields.model, placement: Placement::ByKey(key) }
+        let identifier = identifier.or(fields.prompt_cache_key.as_deref());
+        Self {
+            placement,
+            identifier: identifier.map(|identifier| xxh3_64_with_seed(identifier.as_bytes(), settings.hash_seed)),
+            priority: i32::try_from(fields.priority.clamp((*PRIORITIES.start()).into(), (*PRIORITIES.end()).into())).unwrap_or_default(),
+            model: fields.model,
+        }
     }
 }
 

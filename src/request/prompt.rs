@@ -18,6 +18,8 @@ pub(super) struct Fields<'a> {
     pub(super) model: Option<String>,
     pub(super) prompt_cache_key: Option<String>,
     pub(super) cache_salt: Option<String>,
+    /// 0 where there is none, or none that is a whole number: the engine is the judge of that.
+    pub(super) priority: i64,
     messages: Option<Cursor<'a>>,
     prompt: Option<Cursor<'a>>,
     input: Option<Cursor<'a>>,
@@ -37,6 +39,7 @@ impl<'a> Fields<'a> {
                 "model" => fields.model = text(value)?,
                 "prompt_cache_key" => fields.prompt_cache_key = text(value)?,
                 "cache_salt" => fields.cache_salt = text(value)?,
+                "priority" => fields.priority = whole_number(value).unwrap_or_default(),
                 "messages" => fields.messages = Some(value),
                 "prompt" => fields.prompt = Some(value),
                 "input" => fields.input = Some(value),
@@ -79,6 +82,13 @@ impl<'a> Fields<'a> {
             _ => walk.messages(self.messages),
         }
     }
+}
+
+/// The whole number at `value`, also where it is written as vLLM takes it too: `5.0`.
+fn whole_number(mut value: Cursor<'_>) -> Option<i64> {
+    let text = value.scalar().ok()?;
+    // A float becomes an integer by saturation.
+    text.parse().ok().or_else(|| text.parse().ok().filter(|number: &f64| number.fract() == 0.0).map(|number| number as i64))
 }
 
 /// A prompt on its way into the key.

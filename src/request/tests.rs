@@ -237,6 +237,37 @@ fn the_header_wins_over_the_body() {
 }
 
 #[test]
+fn the_body_says_whose_it_is_and_how_urgent() {
+    let read = |body: &str, identifier| Ask::read(Surface::ChatCompletions, body.as_bytes(), identifier, &Settings::default());
+    for (body, expected) in [
+        ("{}", 0),
+        (r#"{"priority": 7}"#, 7),
+        (r#"{"priority":-7}"#, -7),
+        (r#"{"priority": 5.0}"#, 5),
+        (r#"{"priority": 1, "priority": 2}"#, 2),
+        (r#"{"priority": 123456789012345678901234567890}"#, 1_000),
+        (r#"{"priority": -5000}"#, -1_000),
+        // What is no whole number is for the engine to refuse.
+        (r#"{"priority": 1.5}"#, 0),
+        (r#"{"priority": "5"}"#, 0),
+        (r#"{"priority": null}"#, 0),
+        (r#"{"priority": [1]}"#, 0),
+        (r#"{"priority": nan}"#, 0),
+        (r#"{"messages": {"priority": 5}}"#, 0),
+        (r#"{"priority": 5"#, 0),
+    ] {
+        assert_eq!(read(body, None).priority, expected, "{body}");
+    }
+    let plain = r#"{"messages": []}"#;
+    let keyed = r#"{"messages": [], "prompt_cache_key": "body"}"#;
+    assert_eq!(read(plain, None).identifier, None);
+    assert!(read(plain, Some("head")).identifier.is_some());
+    assert_eq!(read(keyed, Some("head")).identifier, read(plain, Some("head")).identifier);
+    assert_eq!(read(keyed, None).identifier, read(plain, Some("body")).identifier);
+    assert_ne!(read(keyed, None).identifier, read(keyed, Some("head")).identifier);
+}
+
+#[test]
 fn identifiers() {
     for good in ["a", "tenant 7", "~", &"x".repeat(64)] {
         assert!(is_identifier(good.as_bytes()), "{good}");
@@ -264,7 +295,7 @@ fn what_is_not_understood_is_placed_by_its_bytes() {
     for body in [&b"\xff\xfe{}"[..], b"\xef\xbb\xbf{}", b"{\"model\":\"\xc3\"}"] {
         assert!(matches!(
             Ask::read(Surface::ChatCompletions, body, None, &settings),
-            Ask { model: None, placement: Placement::ByKey(Some(_)) }
+            Ask { model: None, placement: Placement::ByKey(Some(_)), identifier: None, priority: 0 }
         ));
     }
 }

@@ -1,4 +1,5 @@
-//! The replicas among which a request may choose: the eligible members of its pool, without those that it tried already.
+//! The replicas among which a request may choose: the eligible members of its pool, without those that it tried already and
+//! those that are full.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -14,12 +15,20 @@ pub struct Candidates<'a> {
     eligible: Cow<'a, [bool]>,
     /// Whether an earlier try for the same request failed.
     is_another_try: bool,
+    /// Who has so many in flight takes no more.
+    limit: Option<u64>,
 }
 
 impl<'a> Candidates<'a> {
     /// The members of `pool` that a request may go to at `now` which was at `tried` already.
     pub fn new(pool: &'a Pool, tried: &[Arc<Replica>], now: Instant) -> Self {
-        Self { pool, eligible: pool.eligible(tried, now), is_another_try: !tried.is_empty() }
+        Self { pool, eligible: pool.eligible(tried, now), is_another_try: !tried.is_empty(), limit: None }
+    }
+
+    /// Those of them that have fewer than `limit` in flight; all of them where there is no limit. It is kept exactly only where one choice is made after
+    /// the other.
+    pub fn below(self, limit: Option<u64>) -> Self {
+        Self { limit, ..self }
     }
 
     /// Whether an earlier try for the same request failed.
@@ -38,7 +47,7 @@ impl<'a> Candidates<'a> {
         for (eligible, member) in eligible.iter_mut().zip(self.pool.members()) {
             *eligible &= !member.is(replica);
         }
-        Self { pool: self.pool, eligible: Cow::Owned(eligible), is_another_try: self.is_another_try }
+        Self { pool: self.pool, eligible: Cow::Owned(eligible), is_another_try: self.is_another_try, limit: self.limit }
     }
 
     /// All of them, in the order of the membership.
@@ -46,9 +55,15 @@ impl<'a> Candidates<'a> {
         (0..self.pool.members().len()).filter_map(|index| self.at(index))
     }
 
-    /// The key's home, where it may be chosen.
+    /// The key's home, where it may be chosen but for the limit.
     pub(super) fn home(&self, key: Key) -> Option<&'a Arc<Replica>> {
-        self.at(self.pool.ring().home(key)?)
+        let index = self.pool.ring().home(key)?;
+        self.eligible[index].then(|| &self.pool.members()[index])
+    }
+
+    /// From how many in flight on a replica takes no more, where that is less than `threshold`, else that.
+    pub(super) fn gate(&self, threshold: u64) -> u64 {
+        self.limit.map_or(threshold, |limit| limit.min(threshold))
     }
 
     /// All of them in the key's order.
@@ -57,7 +72,9 @@ impl<'a> Candidates<'a> {
     }
 
     fn at(&self, index: usize) -> Option<&'a Arc<Replica>> {
-        self.eligible[index].then(|| &self.pool.members()[index])
+        let member = &self.pool.members()[index];
+        let full = || self.limit.is_some_and(|limit| member.outstanding() >= limit);
+        (self.eligible[index] && !full()).then_some(member)
     }
 }
 

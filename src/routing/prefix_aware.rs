@@ -51,7 +51,7 @@ impl Strategy for PrefixAware {
             Some(home) => (home, Reason::Home),
             None => (candidates.order(key).next()?, Reason::Failover),
         };
-        if let Some(lease) = first.lease_below(self.threshold) {
+        if let Some(lease) = first.lease_below(candidates.gate(self.threshold)) {
             return Some(Choice::new(lease, reason));
         }
         let replica = self.overflow(key, candidates)?;

@@ -224,6 +224,31 @@ fn a_further_try_never_takes_a_replica_again() {
 }
 
 #[test]
+fn who_is_full_takes_nothing_under_any_strategy() {
+    for strategy in [StrategyName::Random, StrategyName::RoundRobin, StrategyName::LeastOutstanding, StrategyName::PrefixAware] {
+        for overflow in [Overflow::LeastLoaded, Overflow::NextChoices] {
+            let (scene, chooser) =
+                (scene(&[(1, 0, true), (4, 0, true), (1, 0, true), (1, 0, true), (1, 0, false)]), chooser(strategy, 64, overflow));
+            let pool = scene.snapshot.pool(None).expect("there is one");
+            let candidates = Candidates::new(pool, &[], Instant::now()).below(Some(2));
+            let mut rng = SmallRng::seed_from_u64(0);
+            // One key: all that its home does not take overflows, until everybody who is up has two.
+            let mut choose = || chooser.choose(by(1), &candidates, &mut rng);
+            let choices: Vec<Choice> = std::iter::from_fn(&mut choose).take(100).collect();
+            assert_eq!(choices.len(), 8, "{strategy:?}");
+            let counts: Vec<u64> = scene.snapshot.replicas().iter().map(|replica| replica.outstanding()).collect();
+            assert_eq!(counts, [2, 2, 2, 2, 0], "{strategy:?}");
+            if strategy == StrategyName::PrefixAware {
+                let homes = choices.iter().filter(|choice| choice.reason == Reason::Home).count();
+                assert_eq!(homes, if scene.order(1)[0] == 4 { 0 } else { 2 }, "the home is full then, not away");
+            }
+            drop(choices);
+            assert!(choose().is_some(), "{strategy:?}");
+        }
+    }
+}
+
+#[test]
 fn what_has_no_key_goes_by_load_and_says_so() {
     let scene = scene(&[(1, 2, true), (1, 1, true)]);
     let prefix_aware = chooser(StrategyName::PrefixAware, 1, Overflow::LeastLoaded);

@@ -45,6 +45,9 @@ pub struct Record {
     /// What went wrong, as the `x-prefix-router-error` header names it.
     pub error: Option<&'static str>,
     first_byte: Option<Instant>,
+    /// How long it waited for a replica with room, until now or until `waits_since`.
+    queued: Duration,
+    waits_since: Option<Instant>,
 }
 
 impl Record {
@@ -66,6 +69,8 @@ impl Record {
             response_bytes: 0,
             error: None,
             first_byte: None,
+            queued: Duration::ZERO,
+            waits_since: None,
         }
     }
 
@@ -79,6 +84,20 @@ impl Record {
         let replica = self.replica.as_deref().unwrap_or_default();
         let separator = if self.failed.is_empty() { "" } else { ", " };
         self.failed += &format!("{separator}{replica} {}", cause.label());
+    }
+
+    /// From now on it waits for a replica with room.
+    pub fn begins_waiting(&mut self) {
+        self.waits_since = Some(Instant::now());
+    }
+
+    /// It waits no longer, whyever.
+    pub fn ends_waiting(&mut self) {
+        if let Some(since) = self.waits_since.take() {
+            let time = since.elapsed();
+            self.queued += time;
+            self.metrics.waited(time);
+        }
     }
 
     /// When its request's head was there.
@@ -102,6 +121,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
+        self.ends_waiting();
         let (status, error) = match self.status {
             Some(status) if self.complete => (status.as_u16(), self.error),
             _ => (STATUS_CLIENT_GONE, Some(CLIENT_GONE)),
@@ -124,6 +144,7 @@ impl Drop for Record {
             failed = (!self.failed.is_empty()).then_some(&self.failed),
             body_bytes = self.body_bytes,
             response_bytes = self.response_bytes,
+            queued_ms = (!self.queued.is_zero()).then(|| milliseconds(self.queued)),
             ttfb_ms = first_byte.map(milliseconds),
             duration_ms = milliseconds(whole),
             error,

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 use crate::fleet::{Incarnation, Replica, Snapshot, State};
@@ -25,6 +26,33 @@ const FIRST_BYTE_BUCKETS: &[f64] =
 
 /// From an error to the longest generation.
 const DURATION_BUCKETS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0];
+
+/// From the time that an answer takes to the longest that somebody waits by default, and beyond.
+const QUEUE_BUCKETS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 180.0, 600.0];
+
+/// What kept a request from waiting, or from waiting longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueBound {
+    /// `queue_max_requests`.
+    Requests,
+    /// `queue_max_bytes`.
+    Bytes,
+    /// `queue_timeout`.
+    Time,
+}
+
+impl QueueBound {
+    const ALL: [Self; 3] = [Self::Requests, Self::Bytes, Self::Time];
+
+    /// The label in metrics: the key that sets it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Requests => "queue_max_requests",
+            Self::Bytes => "queue_max_bytes",
+            Self::Time => "queue_timeout",
+        }
+    }
+}
 
 /// Why a request was sent once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +170,10 @@ pub struct Metrics {
     replica_state: IntGaugeVec,
     errors: IntCounterVec,
     retries_refused: IntCounter,
+    queue_requests: IntGauge,
+    queue_bytes: IntGauge,
+    queue_refused: IntCounterVec,
+    queue_seconds: Histogram,
     lookups: IntCounterVec,
     discovered: IntGaugeVec,
     answered: GaugeVec,
@@ -205,6 +237,17 @@ impl Metrics {
             )?,
             retries_refused: IntCounter::new("prefix_router_retries_refused_total", "Retries that the budget did not allow.")?,
             replica_state: gauge("prefix_router_replica_state", "1 for the state that a replica is in.", &["replica", "state"])?,
+            queue_requests: IntGauge::new("prefix_router_queue_requests", "Requests that wait for a replica with room.")?,
+            queue_bytes: IntGauge::new("prefix_router_queue_bytes", "Bytes of the bodies of requests that wait.")?,
+            queue_refused: counter(
+                "prefix_router_queue_refused_total",
+                "Requests that were not let wait, or not any longer, by the bound.",
+                &["bound"],
+            )?,
+            queue_seconds: Histogram::with_opts(
+                HistogramOpts::new("prefix_router_queue_seconds", "Time that requests waited for a replica with room, however that ended.")
+                    .buckets(QUEUE_BUCKETS.to_vec()),
+            )?,
             lookups: counter("prefix_router_discovery_lookups_total", "Lookups of a source of replicas by result.", &["source", "result"])?,
             discovered: gauge("prefix_router_discovery_replicas", "Replicas in a source's last good answer, while it holds.", &["source"])?,
             answered: {
@@ -227,6 +270,9 @@ impl Metrics {
         };
         registry.register(Box::new(metrics.client_aborts.clone()))?;
         registry.register(Box::new(metrics.retries_refused.clone()))?;
+        registry.register(Box::new(metrics.queue_requests.clone()))?;
+        registry.register(Box::new(metrics.queue_bytes.clone()))?;
+        registry.register(Box::new(metrics.queue_seconds.clone()))?;
         registry.register(Box::new(metrics.last_reload.clone()))?;
         registry.register(Box::new(metrics.reload_successful.clone()))?;
         for result in Reload::ALL {
@@ -240,6 +286,9 @@ impl Metrics {
         registry.register(Box::new(build))?;
         for cause in RetryCause::ALL {
             metrics.retries.with_label_values(&[cause.label()]);
+        }
+        for bound in QueueBound::ALL {
+            metrics.queue_refused.with_label_values(&[bound.label()]);
         }
         Ok(Arc::new(metrics))
     }
@@ -324,6 +373,22 @@ impl Metrics {
     /// Counts a retry that was not paid for.
     pub fn refused_retry(&self) {
         self.retries_refused.inc();
+    }
+
+    /// Shows who waits now: requests, and bytes of their bodies.
+    pub fn show_queue(&self, requests: usize, bytes: usize) {
+        self.queue_requests.set(i64::try_from(requests).unwrap_or(i64::MAX));
+        self.queue_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// Counts a request that was not let wait, or not any longer.
+    pub fn refused_waiting(&self, bound: QueueBound) {
+        self.queue_refused.with_label_values(&[bound.label()]).inc();
+    }
+
+    /// Takes note of how long a request waited.
+    pub(super) fn waited(&self, time: Duration) {
+        self.queue_seconds.observe(time.as_secs_f64());
     }
 
     /// Counts a failure of a replica.

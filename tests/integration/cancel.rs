@@ -9,7 +9,7 @@ use crate::answers::{chunk, event, hang, head, ok, stream};
 use crate::client::{Client, request};
 use crate::h2::H2;
 use crate::replica::{Replica, Step};
-use crate::support::{Router, chat, eventually, within};
+use crate::support::{Router, Setting, chat, eventually, within};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -153,6 +153,16 @@ async fn while_the_replicas_are_asked_what_they_have() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_at_random_points_leave_nothing_behind() {
+    check_random_aborts(&[("concurrency_threshold", "4")]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nor_do_they_where_most_have_to_wait() {
+    let limits = [("max_outstanding", "1"), ("max_outstanding_total", "2"), ("queue_max_requests", "8"), ("queue_timeout", "20ms")];
+    check_random_aborts(&limits).await;
+}
+
+async fn check_random_aborts(settings: &[Setting<'_>]) {
     const SEED: u64 = 20_261_129;
     const CLIENTS: u64 = 10;
     const EACH: usize = 50;
@@ -164,7 +174,7 @@ async fn five_hundred_at_random_points_leave_nothing_behind() {
     };
     let replicas = [Replica::start("a", answers), Replica::start("b", answers), Replica::start("c", answers)];
     let all = [&replicas[0], &replicas[1], &replicas[2]];
-    let router = Router::start(&all, &[("concurrency_threshold", "4")]).await;
+    let router = Router::start(&all, settings).await;
     let mut clients = tokio::task::JoinSet::new();
     for client in 0..CLIENTS {
         let traffic = router.traffic;
@@ -184,6 +194,9 @@ async fn five_hundred_at_random_points_leave_nothing_behind() {
     }
     within("end of the aborts", clients.join_all()).await;
     router.is_at_rest().await;
+    for gauge in ["prefix_router_queue_requests", "prefix_router_queue_bytes"] {
+        router.has_metric(gauge, &[], 0.0).await;
+    }
     for replica in all {
         eventually("no open request at any replica", async || replica.open() == 0).await;
         replica.script(ok);

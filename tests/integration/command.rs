@@ -9,7 +9,7 @@ use std::{env, fs, process, thread};
 
 use serde_json::Value;
 
-use crate::answers::{chunk, event, head, last_chunk, ok};
+use crate::answers::{chunk, event, head, last_chunk, ok, ok_after};
 use crate::client::{Client, End};
 use crate::replica::{Gate, Replica, Step};
 use crate::support::{chat, eventually};
@@ -227,6 +227,38 @@ async fn the_log_has_one_line_for_each_request_and_no_secret() {
     }
 }
 
+#[tokio::test]
+async fn the_log_says_how_long_a_request_waited_also_where_its_client_left() {
+    let gate = Gate::new();
+    let replica = Replica::start("a", ok_after(&gate));
+    let mut command = program();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &format!("{};name=a", replica.url())]);
+    command.env("PREFIX_ROUTER_LOG_FORMAT", "json").env("PREFIX_ROUTER_MAX_OUTSTANDING", "1");
+    let serving = Serving::start(&mut command, &[&replica]).await;
+    let start = async |id: &str| {
+        let mut client = Client::connect(serving.traffic).await;
+        client.start("POST", CHAT, &format!("x-request-id: {id}\r\n"), chat("x")).await;
+        client
+    };
+    let mut first = start("id-1").await;
+    replica.has_requests(1).await;
+    let (mut second, third) = (start("id-2").await, start("id-3").await);
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    drop(third);
+    let about = |id: &str| serving.log().into_iter().find(|line| line.contains(id) && line.contains("access"));
+    eventually("a line for the client that left", async || about("id-3").is_some()).await;
+    gate.open();
+    assert_eq!((first.response("POST").await.status, second.response("POST").await.status), (200, 200));
+    for (id, waited) in [("id-1", false), ("id-2", true), ("id-3", true)] {
+        eventually("a line for the request", async || about(id).is_some()).await;
+        let line = about(id).unwrap();
+        let json: Value = serde_json::from_str(&line).unwrap();
+        let queued = field(&json, "queued_ms").and_then(Value::as_f64);
+        assert_eq!(queued.is_some_and(|queued| queued >= 50.0), waited, "{line}");
+        assert_eq!(queued.is_some(), waited, "{line}");
+    }
+}
+
 fn check_access(line: &str, body: usize) {
     let json: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     let texts = [
@@ -246,6 +278,7 @@ fn check_access(line: &str, body: usize) {
     for name in ["ttfb_ms", "duration_ms"] {
         assert!(field(&json, name).is_some_and(Value::is_number), "{name} in {line}");
     }
+    assert!(field(&json, "queued_ms").is_none(), "it did not wait: {line}");
 }
 
 #[tokio::test]

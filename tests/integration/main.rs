@@ -15,6 +15,7 @@ mod wire;
 
 mod aborts;
 mod admin;
+mod admission;
 mod bodies;
 mod cancel;
 mod command;

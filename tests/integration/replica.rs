@@ -33,6 +33,8 @@ pub(crate) enum Step {
     /// Until the test opens the gate.
     Wait(Gate),
     Sleep(Duration),
+    /// Whatever the test wants to be done at this point.
+    Do(Arc<dyn Fn() + Send + Sync>),
     /// Until the peer leaves.
     Hang,
     /// Closes the connection.
@@ -300,6 +302,7 @@ async fn play(stream: &mut TcpStream, buffer: &mut Buffer, steps: Vec<Step>) -> 
                 }
                 Step::Wait(gate) => gate.opened().await,
                 Step::Sleep(time) => tokio::time::sleep(time).await,
+                Step::Do(act) => act(),
                 Step::Hang => std::future::pending().await,
                 Step::Fin => return Ok(Played::Closed),
                 Step::Reset => return Err(()),

@@ -54,6 +54,12 @@ concurrency_threshold: 0x10
 overflow: next_choices
 prefix_includes: [media, tools]
 hash_seed: 18446744073709551615
+max_outstanding: 32
+max_outstanding_total: 1000
+queue_max_requests: 0
+queue_max_bytes: 1GiB
+queue_timeout: 0s
+queue_aging: 100ms
 response_headers: False
 expose_paths: [/sleep, /debug/*]
 retries: 0
