@@ -27,9 +27,9 @@ def resets_at(stage):
         met = (await victim.seen())["aborted"]
         bench.note(f"{met} requests met it")
         bench.expect("requests met it", met > 0)
-        # Where an answer had begun it is cut; JSON answers break in their middle from the head on.
-        if stage != "connect":
-            bench.may_cut = lambda outcome: outcome.replica == victim.name and outcome.sent_at <= healed_at
+        # An answer that had begun is cut. A stream has not begun with its head; one that is no stream breaks in its middle, at any stage.
+        begun = lambda outcome: stage not in ("connect", "head") or (stage == "head" and not outcome.ask.streams)
+        bench.may_cut = lambda outcome: begun(outcome) and outcome.replica == victim.name and outcome.sent_at <= healed_at
         await bench.warm_up(1)
 
     return act

@@ -10,35 +10,11 @@ import time
 
 from bench import Fault
 from rig import asks
+from rig.aborts import STAGES, abort
 from rig.exchange import Connection
 
 ABORTS = 1000
 RELOADS = 1000
-STAGES = ["connect", "half of the head", "half of the body", "waiting", "after the head", "mid-stream"]
-
-
-async def abort(bench, stage, rng):
-    """A request that its client leaves at this stage of its life."""
-    kind = "long stream" if stage in ("after the head", "mid-stream") else rng.choice(["long stream", "prefill stream", "large chat", "chat"])
-    request = asks.Ask(kind, rng).request()
-    reader, writer = await asyncio.open_connection("127.0.0.1", bench.router.port)
-    try:
-        head = request.index(b"\r\n\r\n") + 4
-        part = {"connect": 0, "half of the head": head // 2, "half of the body": (head + len(request)) // 2}.get(stage, len(request))
-        writer.write(request[:part])
-        await writer.drain()
-        if stage == "waiting":
-            await asyncio.sleep(rng.random() * 0.02)
-        elif stage == "after the head":
-            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
-        elif stage == "mid-stream":
-            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
-            await asyncio.sleep(rng.random())
-        else:
-            await asyncio.sleep(rng.random() * 0.2)
-    finally:
-        # Half of them go with FIN, half with RST.
-        writer.transport.abort() if rng.random() < 0.5 else writer.close()
 
 
 async def aborts(bench):
@@ -46,7 +22,7 @@ async def aborts(bench):
     before = (await bench.router.metrics())["prefix_router_client_aborts_total"][0][1]
     running = set()
     for number in range(ABORTS):
-        running.add(task := asyncio.create_task(abort(bench, STAGES[number % len(STAGES)], rng)))
+        running.add(task := asyncio.create_task(abort(bench.router.port, STAGES[number % len(STAGES)], rng)))
         task.add_done_callback(running.discard)
         await asyncio.sleep(0.01)
     while running:
