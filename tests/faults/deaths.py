@@ -20,7 +20,10 @@ def resumes_in_time(bench):
 
 
 async def kill_and_restart(bench, victim, down=4.0):
+    """How many answers had begun there."""
+    waited = (await bench.router.outstanding())[victim.name]
     begun = bench.load.begun_on(victim.name)
+    bench.note(f"{begun} answers had begun there, {max(0, waited - begun)} requests waited")
     killed_at = time.monotonic()
     victim.kill()
     bench.may_cut = bench.only_begun_on(victim, killed_at)
@@ -59,7 +62,6 @@ async def kill_in_prefill(bench):
     await victim.fault(fault="slow", seconds=3)
     await asyncio.sleep(2.5)
     waiting = (await bench.router.outstanding())[victim.name]
-    bench.note(f"{waiting} requests waited there")
     bench.expect("requests waited there", waiting > 20, waiting)
     await kill_and_restart(bench, victim)
 
@@ -68,7 +70,6 @@ async def kill_in_mid_stream(bench):
     victim = bench.replicas[0]
     await bench.warm_up(4)
     begun = await kill_and_restart(bench, victim)
-    bench.note(f"{begun} answers had begun there")
     bench.expect("streams ran there", begun > 0)
 
 
@@ -76,8 +77,7 @@ async def restart_under_load(bench):
     """The headline: a replica is killed and restarted under 500 requests a second."""
     victim = bench.replicas[0]
     await bench.warm_up(4)
-    begun = await kill_and_restart(bench, victim, down=5)
-    bench.note(f"{begun} answers had begun there")
+    await kill_and_restart(bench, victim, down=5)
 
 
 async def rolling_restart(bench):
@@ -102,23 +102,30 @@ async def rolling_restart(bench):
     await bench.warm_up()
 
 
-async def flapping(bench):
-    """It dies and comes back each second for 20 s: whatever is sent there is at risk."""
-    victim = bench.replicas[0]
-    await bench.warm_up()
-    deaths = []
-    for _ in range(10):
-        deaths.append(time.monotonic())
-        victim.kill()
-        await asyncio.sleep(1)
-        await victim.start()
-        await asyncio.sleep(1)
-    # Cut only by a death: the answer had begun before one and was over with it.
-    on_victim = lambda outcome, died: outcome.first_byte_at and outcome.first_byte_at <= died + 0.1 and abs(outcome.ended_at - died) < 1
-    bench.may_cut = lambda outcome: outcome.replica == victim.name and any(on_victim(outcome, died) for died in deaths)
-    # An ejection that has grown may last 30 s.
-    await bench.serves_again(victim, 45)
-    bench.note(f"chosen in {len(bench.watch.rises(victim.name, deaths[0], deaths[-1]))} of 180 tenths of a second")
+def flaps(up, times):
+    """It dies and comes back after a second, again and again: whatever is sent there is at risk."""
+
+    async def act(bench):
+        victim = bench.replicas[0]
+        await bench.warm_up()
+        deaths = []
+        for _ in range(times):
+            deaths.append(time.monotonic())
+            victim.kill()
+            await asyncio.sleep(1)
+            await victim.start()
+            await asyncio.sleep(up)
+        # Cut only by a death: the answer had begun before one and was over with it.
+        died = lambda outcome, death: outcome.first_byte_at <= death + 0.1 and abs(outcome.ended_at - death) < 1
+        bench.may_cut = lambda outcome: outcome.replica == victim.name and any(died(outcome, death) for death in deaths)
+        last = time.monotonic()
+        # An ejection that has grown may last 30 s.
+        await bench.serves_again(victim, 45)
+        chosen = len(bench.watch.rises(victim.name, deaths[0], last))
+        bench.note(f"chosen in {chosen} of {(last - deaths[0]) / bench.watch.EVERY:.0f} tenths of a second")
+        await bench.warm_up()
+
+    return act
 
 
 async def stopped(bench):
@@ -155,6 +162,9 @@ async def slow(bench):
     await asyncio.sleep(8)
     await victim.heal()
     await bench.warm_up()
+    await bench.load.pause()
+    first = lambda mine: percentile([o.to_first_byte for o in bench.load.outcomes if o.to_first_byte and (o.replica == victim.name) == mine], 0.99)
+    bench.note(f"first byte p99: {first(True):.1f} s there, {first(False):.1f} s on the others")
 
 
 FAULTS = [
@@ -163,7 +173,8 @@ FAULTS = [
     Fault("kill -9, in mid-stream", "killed while streams ran; restarted after 4 s", kill_in_mid_stream),
     Fault("restart under 500/s", "one of four killed at 500 requests/s; restarted after 5 s", restart_under_load, replicas=4, rate=500),
     Fault("rolling restart with drain", "each of three: drain, wait until empty, SIGTERM, start, undrain", rolling_restart),
-    Fault("flapping", "killed and restarted each second for 20 s", flapping),
+    Fault("flapping, 1 s", "a second down, a second up, ten times", flaps(1, 10)),
+    Fault("flapping, 4 s", "a second down, four seconds up, five times", flaps(4, 5)),
     Fault("SIGSTOP", "stopped for 10 s, then SIGCONT", stopped),
     Fault("slow replica", "one of three ten times as slow for 8 s", slow, rate=100),
 ]

@@ -125,6 +125,9 @@ def judge_stream(ask, answer):
         return WRONG, f"somebody else's answer: {ids}"
     if words > ask.tokens:
         return TWICE, f"{words} words, {ask.tokens} were asked for"
+    if not answer.whole and "event-stream" not in answer.headers.get("content-type", ""):
+        # Something else came than was asked for; where that ends early there is no event to tell of it.
+        return CUT, answer.broken
     if not answer.whole:
         if ends:
             return (OK, "") if ends_well(ask, body) else (WRONG, "it says that it is over, and was cut")

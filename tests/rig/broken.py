@@ -11,7 +11,7 @@ from rig.processes import free_port
 LINGER_0 = struct.pack("ii", 1, 0)
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-EVENT = b'data: {"id":"broken","said":"%s"}\n\n' % MARK
+EVENT = b'data: {"said":"%s"}\n\n' % MARK
 ANSWER = b'{"id":"broken","said":"%s"}' % MARK
 
 
