@@ -15,7 +15,7 @@ class Relay:
         self.delay, self.trickle, self.stall, self.stall_every = delay, trickle, stall, stall_every
         self.pieces = 0
         self.server = None
-        self.tasks = set()
+        self.sides = set()
 
     @property
     def url(self):
@@ -25,12 +25,13 @@ class Relay:
         self.server = await asyncio.start_server(self.serve, self.host, self.port)
 
     async def serve(self, reader, writer):
-        self.tasks.add(asyncio.current_task())
         try:
             far_reader, far_writer = await asyncio.open_connection(self.replica.host, self.replica.port)
         except OSError:
             writer.transport.abort()
             return
+        sides = {writer, far_writer}
+        self.sides |= sides
         ways = [asyncio.create_task(self.carry(reader, far_writer)), asyncio.create_task(self.carry(far_reader, writer))]
         try:
             # When one side is gone, so is the other.
@@ -38,9 +39,9 @@ class Relay:
         finally:
             for way in ways:
                 way.cancel()
-            for side in (writer, far_writer):
+            for side in sides:
                 side.close()
-            self.tasks.discard(asyncio.current_task())
+            self.sides -= sides
 
     async def carry(self, reader, writer):
         """Later, but in order and at full rate: what arrives while another piece waits is not held up by it."""
@@ -82,5 +83,5 @@ class Relay:
     def kill(self):
         if self.server:
             self.server.close()
-        for task in self.tasks:
-            task.cancel()
+        for side in self.sides:
+            side.transport.abort()
