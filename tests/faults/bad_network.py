@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from bench import Fault
+from deaths import NO_GATE
 from rig import namespaces
 from rig.names import Names
 from rig.processes import eventually
@@ -136,12 +137,12 @@ async def names_gone(bench):
 ROOT = {"place": in_namespace, "missing": namespaces.missing}
 
 FAULTS = [
-    Fault("black hole", "packets to and from one replica's host are swallowed for 12 s (network namespace)", black_hole, **ROOT),
+    Fault("black hole", "packets to and from one replica's host are swallowed for 12 s (network namespace)", black_hole, settings=dict(NO_GATE), **ROOT),
     Fault(
         "half-open",
         "one replica's host vanishes without FIN while streams run and requests wait; back after 12 s; idle_timeout 5 s (network namespace)",
         half_open,
-        settings={"idle_timeout": "5s"},
+        settings=NO_GATE | {"idle_timeout": "5s"},
         **ROOT,
     ),
     Fault("delay 100 ms (netem)", "netem delay 100ms 20ms to one replica", netem("delay", "100ms", "20ms"), place=in_namespace, missing=namespaces.netem_missing),

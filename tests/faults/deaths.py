@@ -12,6 +12,8 @@ from rig.processes import eventually
 # the replica listens, which is what is measured from here.
 RESUME = 2.0
 CHECK_INTERVAL = 1.0
+# Of a replica that has fallen silent: without it the threshold would keep requests away before the health checks do.
+NO_GATE = {"concurrency_threshold": 1024}
 
 
 def resumes_in_time(bench):
@@ -143,14 +145,18 @@ async def stopped(bench):
     bench.resume = bench.watch.resumed(victim.name, continued_at)
     await bench.warm_up()
     await bench.load.pause()
-    during = [outcome for outcome in bench.load.outcomes if stopped_at <= outcome.sent_at <= continued_at and outcome.to_first_byte]
-    short = [outcome for outcome in during if outcome.ask.kind in ("chat", "chat stream", "completion", "completion stream")]
-    # Who was answered late was waiting there; nobody else may be slow.
-    elsewhere = [outcome.to_first_byte for outcome in short if outcome.replica != victim.name and outcome.to_first_byte < 1]
-    moved = [outcome.to_first_byte for outcome in short if outcome.to_first_byte >= 1]
-    p99 = percentile(elsewhere, 0.99)
-    bench.note(f"first byte of the others p99 {p99 * 1000:.0f} ms; {len(moved)} of {len(short)} short requests waited a second or more, at most {max(moved, default=0):.1f} s")
-    bench.expect("the others are not delayed", p99 < 0.5, f"p99 {p99 * 1000:.0f} ms")
+    kinds = ("chat", "chat stream", "completion", "completion stream")
+    short = [outcome for outcome in bench.load.outcomes if outcome.to_first_byte and outcome.ask.kind in kinds]
+    before = [outcome.to_first_byte for outcome in short if outcome.sent_at < stopped_at]
+    during = [outcome for outcome in short if stopped_at <= outcome.sent_at <= continued_at]
+    # Who was answered late had waited there first; nobody else may be slow.
+    elsewhere = [outcome.to_first_byte for outcome in during if outcome.replica != victim.name and outcome.to_first_byte < 1]
+    moved = [outcome.to_first_byte for outcome in during if outcome.to_first_byte >= 1]
+    usual, p99 = percentile(before, 0.99), percentile(elsewhere, 0.99)
+    bench.note(f"first byte of the others p99 {p99 * 1000:.0f} ms, {usual * 1000:.0f} ms before")
+    bench.note(f"{len(moved)} of {len(during)} short requests waited a second or more, at most {max(moved, default=0):.1f} s")
+    # Two replicas do the work of three; more than that is not their doing.
+    bench.expect("the others are not delayed", p99 < 2 * usual + 0.3, f"p99 {p99 * 1000:.0f} ms, {usual * 1000:.0f} ms before")
     bench.expect("it gets no requests once its checks have failed", bench.stop <= 10, f"{bench.stop:.1f} s")
 
 
@@ -175,6 +181,6 @@ FAULTS = [
     Fault("rolling restart with drain", "each of three: drain, wait until empty, SIGTERM, start, undrain", rolling_restart),
     Fault("flapping, 1 s", "a second down, a second up, ten times", flaps(1, 10)),
     Fault("flapping, 4 s", "a second down, four seconds up, five times", flaps(4, 5)),
-    Fault("SIGSTOP", "stopped for 10 s, then SIGCONT", stopped),
+    Fault("SIGSTOP", "stopped for 10 s, then SIGCONT", stopped, settings=dict(NO_GATE)),
     Fault("slow replica", "one of three ten times as slow for 8 s", slow, rate=100),
 ]

@@ -35,7 +35,9 @@ class Relay:
         ways = [asyncio.create_task(self.carry(reader, far_writer)), asyncio.create_task(self.carry(far_reader, writer))]
         try:
             # When one side is gone, so is the other.
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            # The end of all is no error, as which Python 3.11's streams would report it.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
                 way.cancel()
