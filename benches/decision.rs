@@ -47,15 +47,15 @@ fn choice(c: &mut Criterion) {
         });
         let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
         for replica in fleet.snapshot().replicas() {
-            fleet.observe(replica, Outcome::CheckPassed, Instant::now());
+            fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
         }
         let snapshot = fleet.snapshot();
         let Some(pool) = snapshot.pool(None) else { return };
-        let (mut rng, mut key) = (SmallRng::seed_from_u64(1), 0_u64);
+        let (mut rng, mut key, now) = (SmallRng::seed_from_u64(1), 0_u64, Instant::now());
         group.bench_function(BenchmarkId::new("prefix_aware, home open", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                chooser.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[]), &mut rng)
+                chooser.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[], now), &mut rng)
             });
         });
     }

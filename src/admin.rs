@@ -44,7 +44,7 @@ async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
 async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     if *admin.draining.borrow() {
         (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
-    } else if admin.fleet.view().any_up() {
+    } else if admin.fleet.view().can_serve() {
         (StatusCode::OK, "ready\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "no replica is up\n")

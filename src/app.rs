@@ -20,7 +20,7 @@ use crate::discovery::dns::Watcher;
 use crate::discovery::{self, Findings};
 use crate::fleet::{Fleet, ReplicaSpec, Snapshot, State, health};
 use crate::live::LiveFleet;
-use crate::proxy::{Parties, Proxy};
+use crate::proxy::{Parties, Proxy, Rules};
 use crate::resolver::{HostNames, Resolver};
 use crate::routing::Chooser;
 use crate::telemetry::{self, Metrics};
@@ -155,9 +155,9 @@ pub async fn start(config: Config) -> Result<Running> {
     let admin_settings = server::Settings { max_connections: ADMIN_CONNECTIONS, ..config.server.clone() };
     tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, std::future::pending()));
 
-    let chooser = Chooser::new(&config.routing);
-    let parties = Parties { fleet, chooser, metrics, draining: draining.clone(), cut: cut.clone(), admin };
-    let routes = Proxy::new(config.proxy, config.key, parties).routes();
+    let rules = Rules { settings: config.proxy, key: config.key, chooser: Arc::new(Chooser::new(&config.routing)) };
+    let parties = Parties { fleet, metrics, draining: draining.clone(), cut: cut.clone(), admin };
+    let routes = Proxy::new(rules, parties).routes();
     let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, cut.clone()));
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };

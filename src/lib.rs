@@ -29,7 +29,7 @@
 //! let replica = |name: &str| ReplicaSpec { name: name.into(), authority: name.into(), weight: Weight::clamped(1), models: vec![] };
 //! let mut fleet = Fleet::new(vec![replica("a:8000"), replica("b:8000")], health::Settings::default(), 0);
 //! for replica in fleet.snapshot().replicas() {
-//!     fleet.observe(replica, Outcome::CheckPassed, Instant::now());
+//!     fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
 //! }
 //!
 //! let body = br#"{"model": "m", "messages": [{"role": "user", "content": "Good morning"}]}"#;
@@ -37,7 +37,7 @@
 //! let snapshot = fleet.snapshot();
 //! let pool = snapshot.pool(ask.model.as_deref()).expect("these replicas take any model");
 //! let chooser = Chooser::new(&routing::Settings::default());
-//! let choice = chooser.choose(ask.placement, &Candidates::new(pool, &[]), &mut rand::rng()).expect("there are replicas");
+//! let choice = chooser.choose(ask.placement, &Candidates::new(pool, &[], Instant::now()), &mut rand::rng()).expect("there are replicas");
 //! assert_eq!(choice.reason, Reason::Home);
 //! assert_eq!(choice.lease.replica().outstanding(), 1);
 //! ```

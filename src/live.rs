@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use rand::RngExt;
 use tokio::sync::watch;
 
-use crate::fleet::{Fleet, Membership, Outcome, Replica, ReplicaSpec, Snapshot, State};
+use crate::fleet::{Change, Fleet, Membership, Outcome, Replica, ReplicaSpec, Snapshot, State};
 use crate::telemetry::Metrics;
 use crate::upstream::{Connector, UnusableReplica, Upstream};
 
@@ -115,25 +116,41 @@ impl LiveFleet {
     /// Takes note of what was seen of a replica, and publishes where that changes the picture. `why` is for the log.
     pub fn report(&self, replica: &Replica, outcome: Outcome, why: &str) {
         let mut fleet = self.fleet();
-        let Some((before, after)) = fleet.observe(replica, outcome, Instant::now()) else { return };
-        let snapshot = fleet.snapshot();
-        let has_left = snapshot.state(replica).is_none();
-        let was_the_last = !has_left && before == State::Up && !snapshot.any_up();
-        let upstreams = Arc::clone(&self.view.load().upstreams);
-        self.view.store(Arc::new(View { snapshot, upstreams }));
+        let Some(change) = fleet.observe(replica, outcome, Instant::now(), rand::rng().random()) else { return };
+        let could_serve = self.view.load().can_serve();
+        self.publish(&fleet);
         drop(fleet);
         self.changes.send_replace(());
-        let is_up = after == State::Up;
-        let (replica, before, after) = (replica.name(), before.label(), after.label());
-        if has_left {
-            tracing::info!(replica, before, after, why, "replica {replica}, which has left the fleet, is {after}");
-        } else if is_up {
-            tracing::info!(replica, before, after, "replica {replica} is {after}");
-        } else {
-            tracing::warn!(replica, before, after, why, "replica {replica} is {after}: {why}");
+        if change.before != change.after {
+            self.tell_state(replica, change, why);
         }
-        if was_the_last {
+        if could_serve && !self.view.load().can_serve() {
             tracing::error!("no replica is up any more; requests are tried nevertheless, and checks go on");
+        }
+    }
+
+    /// Takes note of a good answer that has begun, at next to no cost where that says nothing new.
+    pub fn answered(&self, replica: &Replica) {
+        if replica.answered() {
+            self.report(replica, Outcome::Answered, "it answers");
+        }
+    }
+
+    /// Draws the picture anew, with everybody who is in it.
+    fn publish(&self, fleet: &Fleet) {
+        let upstreams = Arc::clone(&self.view.load().upstreams);
+        self.view.store(Arc::new(View { snapshot: fleet.snapshot(), upstreams }));
+    }
+
+    fn tell_state(&self, replica: &Replica, change: Change, why: &str) {
+        let has_left = self.view.load().state(replica).is_none();
+        let (name, before, after) = (replica.name(), change.before.label(), change.after.label());
+        if has_left {
+            tracing::info!(replica = name, before, after, why, "replica {name}, which has left the fleet, is {after}");
+        } else if change.after == State::Up {
+            tracing::info!(replica = name, before, after, "replica {name} is {after}");
+        } else {
+            tracing::warn!(replica = name, before, after, why, "replica {name} is {after}: {why}");
         }
     }
 

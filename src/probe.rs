@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use crate::fleet::{Outcome, health};
+use crate::fleet::{Outcome, State, health};
 use crate::live::LiveFleet;
 use crate::pause::pause;
 use crate::upstream::{SendError, Upstream};
@@ -25,7 +25,8 @@ pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: healt
         match checked {
             Ok(()) => fleet.report(upstream.replica(), Outcome::CheckPassed, ""),
             // One that is being stopped takes nothing new, and still ends what it has begun.
-            Err(Failure::Heard(_)) if has_left(&upstream, &fleet) => {}
+            Err(Failure::Heard(_) | Failure::Refused(_)) if is_on_its_way_out(&upstream, &fleet) => {}
+            Err(Failure::Refused(why)) => fleet.report(upstream.replica(), Outcome::ConnectFailed, &why),
             Err(Failure::Silent(why) | Failure::Heard(why)) => fleet.report(upstream.replica(), Outcome::CheckFailed, &why),
         }
         // As good a time as any to let go of connections that nobody came for.
@@ -43,6 +44,12 @@ enum Failure {
     Silent(String),
     /// Somebody is there, and says no.
     Heard(String),
+    /// The machine is there, and nobody listens.
+    Refused(String),
+}
+
+fn is_on_its_way_out(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
+    has_left(upstream, fleet) || fleet.view().state(upstream.replica()) == Some(State::Draining)
 }
 
 fn has_left(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
@@ -54,7 +61,8 @@ async fn check(upstream: &Upstream, path: &str) -> Result<(), Failure> {
         Ok((status, _)) if status.is_success() => Ok(()),
         Ok((status, _)) => Err(Failure::Heard(format!("{path} answered {status}"))),
         Err(error) => match error.downcast_ref() {
-            Some(SendError::Connect(cause)) if cause.kind() != ErrorKind::ConnectionRefused => Err(Failure::Silent(error.to_string())),
+            Some(SendError::Connect(cause)) if cause.kind() == ErrorKind::ConnectionRefused => Err(Failure::Refused(error.to_string())),
+            Some(SendError::Connect(_)) => Err(Failure::Silent(error.to_string())),
             _ => Err(Failure::Heard(error.to_string())),
         },
     }

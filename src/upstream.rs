@@ -174,6 +174,11 @@ impl Upstream {
         Ok((status, body))
     }
 
+    /// Whether a connection can be made, which is closed again.
+    pub async fn try_connect(&self) -> Result<(), SendError> {
+        self.connect().await.map(drop)
+    }
+
     async fn exchange(&self, mut connection: Connection, outgoing: &Outgoing) -> Result<(Response<Incoming>, Connection), SendError> {
         match connection.sender.try_send_request(self.request(outgoing)).await {
             Ok(response) => Ok((response, connection)),

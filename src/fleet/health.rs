@@ -1,10 +1,10 @@
-//! Whether one replica is up: a state machine fed by checks and by refused connections.
+//! Whether one replica is well: a state machine fed by checks and by what requests meet there.
 //!
-//! It reads no clock; every step takes the time as an argument.
+//! It reads no clock and draws no chance; every step takes both as arguments. What a state means for a choice is [`super::Pool`]'s business.
 
 use std::time::{Duration, Instant};
 
-/// When a replica counts as up.
+/// When a replica counts as well, and for how long it does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Path of the check; any 2xx answer is good.
@@ -13,12 +13,28 @@ pub struct Settings {
     pub interval: Duration,
     /// A check without an answer after this time has failed.
     pub timeout: Duration,
-    /// So many good checks in a row bring a replica up that was down.
+    /// So many good checks in a row bring a replica back that was down.
     pub rise: u32,
     /// So many failed checks in a row take a replica down.
     pub fall: u32,
-    /// A replica that refused a connection stays out at least this long.
+    /// How long a replica stays out when it is ejected for the first time in a while; twice as long each further time.
     pub eject_time: Duration,
+    /// And at most so long. One that was well for this long begins anew.
+    pub eject_time_max: Duration,
+    /// So many requests in a row that broke before their first byte eject a replica.
+    pub eject_failures: u32,
+    /// So does this share of failures, in percent, among the requests of an `error_window`; 5xx answers without a body count here as well.
+    pub error_percent: u32,
+    /// The time over which that share is taken.
+    pub error_window: Duration,
+    /// With fewer requests than these in an `error_window` its share says nothing.
+    pub error_volume: u32,
+    /// How long a replica is passed over that answered 429 or 503 without a `Retry-After`.
+    pub busy_time: Duration,
+    /// And at most so long, whatever its `Retry-After` says.
+    pub busy_time_max: Duration,
+    /// How long a new or returned replica takes to get its full share; zero: none.
+    pub slow_start: Duration,
 }
 
 impl Default for Settings {
@@ -30,6 +46,14 @@ impl Default for Settings {
             rise: 2,
             fall: 3,
             eject_time: Duration::from_secs(1),
+            eject_time_max: Duration::from_secs(30),
+            eject_failures: 5,
+            error_percent: 50,
+            error_window: Duration::from_secs(10),
+            error_volume: 20,
+            busy_time: Duration::from_secs(1),
+            busy_time_max: Duration::from_secs(10),
+            slow_start: Duration::from_secs(10),
         }
     }
 }
@@ -41,119 +65,346 @@ pub enum State {
     Unknown,
     /// Takes requests.
     Up,
-    /// Takes requests only where no replica of its pool is up.
+    /// In doubt: a check failed, or it was out and has to pass a trial.
+    Suspect,
+    /// Takes requests only where no replica of its pool is better.
     Down,
+    /// Takes no new request, since somebody wants it so; it may be well or not.
+    Draining,
 }
 
 impl State {
     /// All states, for metrics.
-    pub const ALL: [Self; 3] = [Self::Unknown, Self::Up, Self::Down];
+    pub const ALL: [Self; 5] = [Self::Unknown, Self::Up, Self::Suspect, Self::Down, Self::Draining];
 
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
             Self::Up => "up",
+            Self::Suspect => "suspect",
             Self::Down => "down",
+            Self::Draining => "draining",
         }
     }
 }
 
-/// Something that was seen of a replica.
+/// Something that was seen of a replica. What is not listed is neutral: 4xx answers, 5xx answers with a body, clients that left, deadlines that a
+/// caller set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A check was answered well.
     CheckPassed,
     /// A check was answered badly, or not in time.
     CheckFailed,
-    /// A request could not connect.
+    /// No connection could be made.
     ConnectFailed,
+    /// A request broke, or ran out of time, before the first byte of its answer.
+    Broke,
+    /// A request was answered with a 5xx without a body.
+    ServerError,
+    /// The first byte of a good answer is here.
+    Answered,
+    /// A request was answered 429 or 503, with this `Retry-After`.
+    Busy(Option<Duration>),
+}
+
+/// When something was seen, and what goes with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// The time.
+    pub now: Instant,
+    /// Good answers of the replica so far.
+    pub answered: u64,
+    /// Chance for the jitter of ejections, in `0.0..1.0`.
+    pub chance: f64,
+}
+
+/// How a replica may be used, the best first. See [`super::Pool`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// For everything.
+    Ready,
+    /// For a growing share of what others have, from then on.
+    Warming(Instant),
+    /// For one request at a time, which shows whether it is well again.
+    OnTrial,
+    /// Its last check failed.
+    Doubtful,
+    /// Not checked yet.
+    Unknown,
+    /// Out for a while, though its checks pass.
+    Ejected,
+    /// Its checks fail.
+    Down,
+    /// For nothing.
+    Draining,
 }
 
 /// The health of one replica.
 #[derive(Clone, Debug)]
 pub struct Health {
-    state: State,
-    /// Outcomes of the kind that would change the state, in a row.
+    condition: Condition,
+    /// Checks in a row that speak against the condition.
     streak: u32,
-    ejected_until: Option<Instant>,
+    /// Whether what was heard of it last, other than by requests, was bad.
+    is_checked_bad: bool,
+    /// Requests in a row that broke.
+    broken: u32,
+    window: Option<Window>,
+    ejection: Option<Ejection>,
+    busy_until: Option<Instant>,
+    /// It joined a fleet that was at work, so it has yet to warm up.
+    is_new: bool,
 }
 
-impl Default for Health {
-    fn default() -> Self {
-        Self { state: State::Unknown, streak: 0, ejected_until: None }
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Condition {
+    Unknown,
+    Up(Stay),
+    /// Its last check failed, and earlier ones did not.
+    Doubtful(Stay),
+    OnTrial,
+    /// By its checks; or ejected, so that it has to pass a trial when it returns.
+    Down {
+        ejected: bool,
+    },
+}
+
+/// Being up, from then on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stay {
+    since: Instant,
+    warming: bool,
+}
+
+/// The last of some ejections in short succession.
+#[derive(Clone, Copy, Debug)]
+struct Ejection {
+    until: Instant,
+    /// Those before it.
+    earlier: u32,
+    /// Whether it refused connections, so that checks tell of its return as well as requests do.
+    by_connect: bool,
+}
+
+/// Failures among the requests since a time.
+#[derive(Clone, Debug)]
+struct Window {
+    since: Instant,
+    failed: u64,
+    /// Good answers before it.
+    answered: u64,
 }
 
 impl Health {
+    /// One that nothing is known of. `is_new`: it joins a fleet that is at work already.
+    pub fn new(is_new: bool) -> Self {
+        Self {
+            condition: Condition::Unknown,
+            streak: 0,
+            is_checked_bad: false,
+            broken: 0,
+            window: None,
+            ejection: None,
+            busy_until: None,
+            is_new,
+        }
+    }
+
     /// What is known now.
     pub fn state(&self) -> State {
-        self.state
+        match self.condition {
+            Condition::Unknown => State::Unknown,
+            Condition::Up(_) => State::Up,
+            Condition::Doubtful(_) | Condition::OnTrial => State::Suspect,
+            Condition::Down { .. } => State::Down,
+        }
+    }
+
+    /// How it may be used, as of what was seen last.
+    pub fn standing(&self) -> Standing {
+        match self.condition {
+            Condition::Unknown => Standing::Unknown,
+            Condition::Up(Stay { since, warming: true }) => Standing::Warming(since),
+            Condition::Up(_) => Standing::Ready,
+            Condition::Doubtful(_) => Standing::Doubtful,
+            Condition::OnTrial => Standing::OnTrial,
+            Condition::Down { .. } if self.is_checked_bad => Standing::Down,
+            Condition::Down { .. } => Standing::Ejected,
+        }
+    }
+
+    /// Until when it wants no more work, as of what was seen last.
+    pub fn busy_until(&self) -> Option<Instant> {
+        self.busy_until
+    }
+
+    /// Whether a good answer would change anything. Where not, nobody needs to tell of one.
+    pub fn awaits_answer(&self) -> bool {
+        self.broken > 0 || self.condition == Condition::OnTrial
     }
 
     /// Takes note of `outcome`.
-    pub fn observe(&mut self, outcome: Outcome, now: Instant, settings: &Settings) {
+    pub fn observe(&mut self, outcome: Outcome, at: Moment, settings: &Settings) {
+        self.pass_time(at.now, settings);
         match outcome {
+            Outcome::CheckPassed => self.check_passed(at.now, settings),
+            Outcome::CheckFailed => self.check_failed(settings),
             Outcome::ConnectFailed => {
-                self.ejected_until = Some(now + settings.eject_time);
-                self.turn(State::Down);
+                self.is_checked_bad = true;
+                match self.condition {
+                    Condition::Down { .. } => self.streak = 0,
+                    _ => self.eject(true, at, settings),
+                }
             }
-            Outcome::CheckPassed => self.count(State::Up, settings.rise, now),
-            Outcome::CheckFailed => self.count(State::Down, settings.fall, now),
+            Outcome::Broke => {
+                self.broken = self.broken.saturating_add(1);
+                self.request_failed(at, settings);
+            }
+            Outcome::ServerError => self.request_failed(at, settings),
+            Outcome::Answered => {
+                self.broken = 0;
+                if self.condition == Condition::OnTrial {
+                    self.come_up(at.now, true);
+                }
+            }
+            Outcome::Busy(wish) => {
+                let time = wish.unwrap_or(settings.busy_time).min(settings.busy_time_max);
+                // Many say the same at once: the picture need not be drawn anew for each of them.
+                if self.busy_until.is_none_or(|until| until < at.now + time.mul_f64(0.75)) {
+                    self.busy_until = Some(at.now + time);
+                }
+            }
         }
     }
 
-    /// One more sign that the state is `seen`; `enough` of them in a row make it so. The very first check decides by itself.
-    fn count(&mut self, seen: State, enough: u32, now: Instant) {
-        if self.state == seen {
-            self.streak = 0;
+    /// What is over by itself.
+    fn pass_time(&mut self, now: Instant, settings: &Settings) {
+        self.busy_until = self.busy_until.filter(|&until| now < until);
+        if let Condition::Up(stay) | Condition::Doubtful(stay) = &mut self.condition {
+            stay.warming &= now < stay.since + settings.slow_start;
+        }
+    }
+
+    fn check_passed(&mut self, now: Instant, settings: &Settings) {
+        self.is_checked_bad = false;
+        let is_out = self.ejection.is_some_and(|ejection| now < ejection.until);
+        match self.condition {
+            // The very first check decides by itself.
+            Condition::Unknown => self.come_up(now, self.is_new),
+            Condition::Up(_) => self.streak = 0,
+            Condition::Doubtful(stay) => self.turn(Condition::Up(stay)),
+            Condition::OnTrial | Condition::Down { .. } => {
+                self.streak = self.streak.saturating_add(1);
+                if self.streak >= settings.rise && !is_out {
+                    match (self.condition, self.ejection) {
+                        (Condition::Down { ejected: true }, _) => self.turn(Condition::OnTrial),
+                        (Condition::OnTrial, Some(Ejection { by_connect: false, .. })) => {}
+                        _ => self.come_up(now, true),
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_failed(&mut self, settings: &Settings) {
+        self.is_checked_bad = true;
+        self.streak = match self.condition {
+            Condition::Unknown | Condition::OnTrial => settings.fall,
+            Condition::Up(_) | Condition::Doubtful(_) => self.streak.saturating_add(1),
+            Condition::Down { .. } => 0,
+        };
+        match self.condition {
+            Condition::Down { .. } => {}
+            _ if self.streak >= settings.fall => self.turn(Condition::Down { ejected: self.condition == Condition::OnTrial }),
+            Condition::Up(stay) => self.condition = Condition::Doubtful(stay),
+            _ => {}
+        }
+    }
+
+    fn request_failed(&mut self, at: Moment, settings: &Settings) {
+        if matches!(self.condition, Condition::Down { .. }) {
+            // What was under way when it went down says nothing new.
             return;
         }
-        self.streak += 1;
-        let ejected = seen == State::Up && self.ejected_until.is_some_and(|until| now < until);
-        if !ejected && (self.streak >= enough || self.state == State::Unknown) {
-            self.turn(seen);
+        let fresh = || Window { since: at.now, failed: 0, answered: at.answered };
+        let mut window = self.window.take().filter(|window| at.now < window.since + settings.error_window).unwrap_or_else(fresh);
+        window.failed += 1;
+        let volume = window.failed + at.answered.saturating_sub(window.answered);
+        let too_many = volume >= u64::from(settings.error_volume) && window.failed * 100 >= volume * u64::from(settings.error_percent);
+        self.window = Some(window);
+        if too_many || self.broken >= settings.eject_failures || self.condition == Condition::OnTrial {
+            self.eject(false, at, settings);
         }
     }
 
-    fn turn(&mut self, state: State) {
-        self.state = state;
+    /// Takes it out, for twice as long as the last time unless that was long ago.
+    fn eject(&mut self, by_connect: bool, at: Moment, settings: &Settings) {
+        let is_forgotten = match self.condition {
+            Condition::Up(stay) | Condition::Doubtful(stay) => at.now.saturating_duration_since(stay.since) >= settings.eject_time_max,
+            _ => false,
+        };
+        let earlier = self.ejection.filter(|_| !is_forgotten).map_or(0, |ejection| ejection.earlier.saturating_add(1));
+        let time = settings.eject_time.saturating_mul(2_u32.saturating_pow(earlier)).min(settings.eject_time_max);
+        // A little less, by chance: so many routers do not come back at one moment.
+        let time = time.mul_f64(1.0 - 0.2 * at.chance.clamp(0.0, 1.0));
+        self.ejection = Some(Ejection { until: at.now + time, earlier, by_connect });
+        self.turn(Condition::Down { ejected: true });
+    }
+
+    fn come_up(&mut self, now: Instant, warming: bool) {
+        self.turn(Condition::Up(Stay { since: now, warming }));
+    }
+
+    fn turn(&mut self, condition: Condition) {
+        self.condition = condition;
         self.streak = 0;
+        self.broken = 0;
+        self.window = None;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Outcome::{CheckFailed, CheckPassed, ConnectFailed};
-    use State::{Down, Unknown, Up};
+    use Outcome::{Answered, Broke, Busy, CheckFailed, CheckPassed, ConnectFailed, ServerError};
+    use State::{Down, Suspect, Unknown, Up};
+
+    fn settings() -> Settings {
+        Settings { rise: 2, fall: 3, eject_failures: 3, ..Settings::default() }
+    }
 
     /// Applies outcomes at their times (ms) and checks the state after each.
-    fn check(steps: &[(u64, Outcome, State)]) {
-        let (mut health, start) = (Health::default(), Instant::now());
-        let settings = Settings { rise: 2, fall: 3, ..Settings::default() };
+    fn check(steps: &[(u64, Outcome, State)]) -> Health {
+        let (mut health, start) = (Health::new(false), Instant::now());
         assert_eq!(health.state(), Unknown);
+        let mut answered = 0;
         for (number, &(at, outcome, state)) in steps.iter().enumerate() {
-            health.observe(outcome, start + Duration::from_millis(at), &settings);
+            answered += u64::from(outcome == Answered);
+            let at = Moment { now: start + Duration::from_millis(at), answered, chance: 0.0 };
+            health.observe(outcome, at, &settings());
             assert_eq!(health.state(), state, "after step {number} of {steps:?}");
         }
+        health
     }
 
     #[test]
     fn the_first_check_decides() {
         check(&[(0, CheckPassed, Up)]);
         check(&[(0, CheckFailed, Down)]);
+        check(&[(0, ConnectFailed, Down)]);
     }
 
     #[test]
     fn it_falls_and_rises_after_so_many_in_a_row() {
         check(&[
             (0, CheckPassed, Up),
-            (1, CheckFailed, Up),
-            (2, CheckFailed, Up),
+            (1, CheckFailed, Suspect),
+            (2, CheckFailed, Suspect),
             (3, CheckPassed, Up),
-            (4, CheckFailed, Up),
-            (5, CheckFailed, Up),
+            (4, CheckFailed, Suspect),
+            (5, CheckFailed, Suspect),
             (6, CheckFailed, Down),
             (7, CheckPassed, Down),
             (8, CheckFailed, Down),
@@ -163,14 +414,27 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_connection_ejects_at_once_and_for_a_while() {
+    fn a_refused_connection_ejects_at_once_and_for_a_while_then_a_request_decides() {
         check(&[
             (0, CheckPassed, Up),
             (100, ConnectFailed, Down),
             (200, CheckPassed, Down),
             (300, CheckPassed, Down),
             (1_099, CheckPassed, Down),
-            (1_100, CheckPassed, Up),
+            (1_100, CheckPassed, Suspect),
+            (1_150, Answered, Up),
+        ]);
+    }
+
+    #[test]
+    fn after_refused_connections_checks_suffice_where_no_request_comes() {
+        check(&[
+            (0, CheckPassed, Up),
+            (0, ConnectFailed, Down),
+            (2_000, CheckPassed, Down),
+            (3_000, CheckPassed, Suspect),
+            (4_000, CheckPassed, Suspect),
+            (5_000, CheckPassed, Up),
         ]);
     }
 
@@ -182,7 +446,132 @@ mod tests {
             (2_000, CheckPassed, Down),
             (2_001, ConnectFailed, Down),
             (4_000, CheckPassed, Down),
-            (4_001, CheckPassed, Up),
+            (4_001, CheckPassed, Suspect),
         ]);
+    }
+
+    #[test]
+    fn requests_that_break_in_a_row_eject_and_a_good_one_between_them_forgives() {
+        check(&[(0, CheckPassed, Up), (1, Broke, Up), (2, Broke, Up), (3, Answered, Up), (4, Broke, Up), (5, Broke, Up), (6, Broke, Down)]);
+    }
+
+    #[test]
+    fn good_checks_do_not_forgive_requests_that_break() {
+        let health = check(&[
+            (0, CheckPassed, Up),
+            (1, Broke, Up),
+            (2, CheckPassed, Up),
+            (3, Broke, Up),
+            (4, CheckPassed, Up),
+            (5, Broke, Down),
+            (1_100, CheckPassed, Down),
+            (1_200, CheckPassed, Suspect),
+            (1_300, CheckPassed, Suspect),
+            (9_000, CheckPassed, Suspect),
+        ]);
+        assert_eq!(health.standing(), Standing::OnTrial);
+    }
+
+    #[test]
+    fn each_failed_trial_doubles_the_time_up_to_a_bound_and_being_well_for_long_forgets() {
+        let (mut health, mut now, mut times) = (Health::new(false), Instant::now(), Vec::new());
+        let settings = settings();
+        let see = |health: &mut Health, outcome, now| health.observe(outcome, Moment { now, answered: 0, chance: 0.0 }, &settings);
+        see(&mut health, CheckPassed, now);
+        for _ in 0..8 {
+            see(&mut health, ConnectFailed, now);
+            let out_since = now;
+            while health.state() == Down {
+                now += Duration::from_millis(100);
+                see(&mut health, CheckPassed, now);
+            }
+            times.push((now - out_since).as_secs());
+        }
+        assert_eq!(times, [1, 2, 4, 8, 16, 30, 30, 30]);
+        see(&mut health, Answered, now);
+        now += Duration::from_secs(30);
+        see(&mut health, ConnectFailed, now);
+        see(&mut health, CheckPassed, now + Duration::from_millis(999));
+        see(&mut health, CheckPassed, now + Duration::from_millis(999));
+        assert_eq!(health.state(), Down);
+        see(&mut health, CheckPassed, now + Duration::from_secs(1));
+        assert_eq!(health.state(), Suspect);
+    }
+
+    #[test]
+    fn chance_shortens_an_ejection_by_a_fifth_at_most() {
+        let start = Instant::now();
+        for (chance, out) in [(0.0, 1_000), (0.5, 900), (1.0, 800), (7.0, 800)] {
+            let mut health = Health::new(false);
+            health.observe(ConnectFailed, Moment { now: start, answered: 0, chance }, &settings());
+            let mut at = |ms| {
+                let now = start + Duration::from_millis(ms);
+                health.observe(CheckPassed, Moment { now, answered: 0, chance }, &settings());
+                health.state()
+            };
+            assert_eq!([at(out - 2), at(out - 1), at(out)], [Down, Down, Suspect], "{chance}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_failures_ejects_where_there_were_enough_requests() {
+        // (failed, answered) in one window, then whether it is out. 50 % of at least 20.
+        for (failed, answered, state) in [(19, 0, Up), (20, 0, Down), (10, 10, Down), (10, 11, Up), (9, 11, Up), (100, 101, Up)] {
+            let (mut health, now) = (Health::new(false), Instant::now());
+            let moment = |answered| Moment { now, answered, chance: 0.0 };
+            health.observe(CheckPassed, moment(7), &settings());
+            health.observe(ServerError, moment(7), &settings());
+            for _ in 1..failed {
+                health.observe(ServerError, moment(7 + answered), &settings());
+            }
+            assert_eq!(health.state(), state, "{failed} failed, {answered} answered");
+        }
+    }
+
+    #[test]
+    fn failures_of_another_time_do_not_count() {
+        let (mut health, mut now) = (Health::new(false), Instant::now());
+        health.observe(CheckPassed, Moment { now, answered: 0, chance: 0.0 }, &settings());
+        for _ in 0..100 {
+            now += Duration::from_millis(600);
+            health.observe(ServerError, Moment { now, answered: 0, chance: 0.0 }, &settings());
+            assert_eq!(health.state(), Up);
+        }
+    }
+
+    #[test]
+    fn busy_is_for_as_long_as_it_says_and_no_longer_than_allowed() {
+        let check = |wish: Option<u64>, until: u64| {
+            let (mut health, now) = (Health::new(false), Instant::now());
+            let at = |ms| Moment { now: now + Duration::from_millis(ms), answered: 0, chance: 0.0 };
+            health.observe(CheckPassed, at(0), &settings());
+            health.observe(Busy(wish.map(Duration::from_secs)), at(0), &settings());
+            assert_eq!((health.state(), health.busy_until()), (Up, Some(now + Duration::from_millis(until))));
+            health.observe(CheckPassed, at(until), &settings());
+            assert_eq!(health.busy_until(), None);
+        };
+        check(None, 1_000);
+        check(Some(3), 3_000);
+        check(Some(3_600), 10_000);
+    }
+
+    #[test]
+    fn who_joins_late_or_returns_warms_up_and_who_was_there_does_not() {
+        let start = Instant::now();
+        let see = |health: &mut Health, outcomes: &[(u64, Outcome)]| {
+            for &(at, outcome) in outcomes {
+                health.observe(outcome, Moment { now: start + Duration::from_secs(at), answered: 0, chance: 0.0 }, &settings());
+            }
+            health.standing()
+        };
+        assert_eq!(see(&mut Health::new(false), &[(0, CheckPassed)]), Standing::Ready);
+        let mut late = Health::new(true);
+        assert_eq!(see(&mut late, &[(0, CheckPassed)]), Standing::Warming(start));
+        assert_eq!(see(&mut late, &[(9, CheckPassed)]), Standing::Warming(start));
+        assert_eq!(see(&mut late, &[(10, CheckPassed)]), Standing::Ready);
+        let down = [CheckPassed, CheckFailed, CheckFailed, CheckFailed, CheckPassed, CheckPassed].map(|outcome| (0, outcome));
+        assert_eq!(see(&mut Health::new(false), &down), Standing::Warming(start));
+        // A doubt that goes leaves the cache as it was.
+        assert_eq!(see(&mut Health::new(false), &[(0, CheckPassed), (0, CheckFailed), (0, CheckPassed)]), Standing::Ready);
     }
 }

@@ -144,8 +144,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fleet::health::{self, Health};
-    use crate::fleet::{Fleet, Outcome};
+    use crate::fleet::health::{self, Health, Moment};
+    use crate::fleet::{Change, Fleet, Outcome};
     use crate::request::Key;
     use crate::units::Weight;
 
@@ -279,6 +279,7 @@ mod tests {
                     Step::Set(all, turned) => {
                         let wanted = specs(&all, turned);
                         let before = Arc::clone(fleet.membership());
+                        let is_new = !known.is_empty();
                         fleet.adopt(Arc::new(before.next(wanted.clone(), true)));
                         let after = Arc::clone(fleet.membership());
                         prop_assert_eq!(after.replicas().iter().map(|replica| replica.spec().clone()).collect::<Vec<_>>(), wanted);
@@ -299,7 +300,7 @@ mod tests {
                                     ever.push(Arc::clone(replica));
                                 }
                             }
-                            health.insert(replica.incarnation(), known.remove(&replica.incarnation()).unwrap_or_default());
+                            health.insert(replica.incarnation(), known.remove(&replica.incarnation()).unwrap_or_else(|| Health::new(is_new)));
                         }
                         departed.extend(std::mem::replace(&mut known, health));
                         departed.retain(|number, _| !known.contains_key(number));
@@ -318,11 +319,12 @@ mod tests {
                         let replica = which.get(&ever);
                         let number = replica.incarnation();
                         let expected = known.get_mut(&number).or(departed.get_mut(&number)).and_then(|health| {
-                            let before = health.state();
-                            health.observe(outcome, now, &settings);
-                            (before != health.state()).then(|| (before, health.state()))
+                            let picture = |health: &Health| (health.state(), health.standing(), health.busy_until());
+                            let before = picture(health);
+                            health.observe(outcome, Moment { now, answered: 0, chance: 0.5 }, &settings);
+                            (before != picture(health)).then(|| Change { before: before.0, after: health.state() })
                         });
-                        prop_assert_eq!(fleet.observe(replica, outcome, now), expected);
+                        prop_assert_eq!(fleet.observe(replica, outcome, now, 0.5), expected);
                     }
                 }
                 let snapshot = fleet.snapshot();

@@ -3,7 +3,7 @@
 //! A replica knows no state: whether it may be chosen is the snapshot's business.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::units::Weight;
@@ -29,6 +29,12 @@ pub struct Incarnation {
     number: u64,
     /// Requests in flight. Relaxed everywhere: the count orders nothing but itself.
     outstanding: AtomicU64,
+    /// Good answers that have begun.
+    answered: AtomicU64,
+    /// Whether its health would hear of a good answer.
+    awaits_answer: AtomicBool,
+    /// Whether a request is there that shows whether it is well again.
+    on_trial: AtomicBool,
 }
 
 impl Incarnation {
@@ -48,7 +54,14 @@ pub struct Replica {
 impl Replica {
     /// A replica with nothing in flight. No two of a fleet's incarnations ever have the same `number`.
     pub(super) fn new(number: u64, spec: ReplicaSpec) -> Arc<Self> {
-        Arc::new(Self { spec, incarnation: Arc::new(Incarnation { number, outstanding: AtomicU64::new(0) }) })
+        let incarnation = Incarnation {
+            number,
+            outstanding: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            awaits_answer: AtomicBool::new(false),
+            on_trial: AtomicBool::new(false),
+        };
+        Arc::new(Self { spec, incarnation: Arc::new(incarnation) })
     }
 
     /// The same incarnation as `spec` says from now on.
@@ -109,6 +122,42 @@ impl Replica {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < limit).then_some(count + 1))
             .is_ok()
             .then(|| Lease { replica: Arc::clone(self) })
+    }
+
+    /// Counts a good answer that has begun. Whether its health would hear of it.
+    pub fn answered(&self) -> bool {
+        self.incarnation.answered.fetch_add(1, Ordering::Relaxed);
+        self.incarnation.awaits_answer.load(Ordering::Relaxed)
+    }
+
+    /// Good answers that have begun.
+    pub(super) fn answers(&self) -> u64 {
+        self.incarnation.answered.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn await_answer(&self, awaits: bool) {
+        self.incarnation.awaits_answer.store(awaits, Ordering::Relaxed);
+    }
+
+    /// Whether a request is there that shows whether it is well again.
+    pub(super) fn is_tried(&self) -> bool {
+        self.incarnation.on_trial.load(Ordering::Acquire)
+    }
+
+    /// Makes a request the one that shows whether it is well again; `None` where there is one already.
+    pub fn begin_trial(&self) -> Option<Trial> {
+        let begun = !self.incarnation.on_trial.swap(true, Ordering::AcqRel);
+        begun.then(|| Trial(Arc::clone(&self.incarnation)))
+    }
+}
+
+/// A request that shows whether a replica is well again. Another one may when this is dropped.
+#[derive(Debug)]
+pub struct Trial(Arc<Incarnation>);
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        self.0.on_trial.store(false, Ordering::Release);
     }
 }
 

@@ -1,31 +1,71 @@
 //! An immutable picture of the fleet: who is there, in which state, in which pools. One is loaded for each choice.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::health::Standing;
 use super::{Replica, Ring, State};
 
 /// Some replicas, shared by all pictures in which they are the same.
 pub(super) type Members = Arc<[Arc<Replica>]>;
 
+/// How a replica may be used, as of a picture: its standing, and until when it wants no more work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usability {
+    pub(super) standing: Standing,
+    pub(super) busy_until: Option<Instant>,
+}
+
 /// The replicas that serve one model, with what a choice among them needs.
 #[derive(Clone, Debug)]
 pub struct Pool {
     members: Members,
-    /// Whether a request may go to the member now.
+    usability: Arc<[Usability]>,
+    /// Whether a request may go to a member, where that depends on nothing but the picture.
     usable: Vec<bool>,
+    /// Whether it depends on nothing else.
+    is_settled: bool,
+    slow_start: Duration,
     ring: Arc<Ring>,
 }
 
+/// How good a member is for one more request at one moment, the best first. A choice is among those that share the best rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// It takes it.
+    Open,
+    /// It has its share for as long as it warms up.
+    Warming,
+    /// It wants no more work now.
+    Busy,
+    /// Its last check failed, or another request tries it.
+    Suspect,
+    /// Not checked yet.
+    Unknown,
+    /// It was ejected. A try may fail; not trying fails surely.
+    Ejected,
+    /// Its checks fail.
+    Down,
+    /// Not to be used.
+    Never,
+}
+
 impl Pool {
-    /// `up` tells whether a member is up.
-    pub(super) fn new(members: Members, ring: Arc<Ring>, up: impl Fn(&Replica) -> bool) -> Self {
-        let mut usable: Vec<bool> = members.iter().map(|member| up(member)).collect();
-        if !usable.contains(&true) {
-            // Nobody is known to be up. A try may fail; not trying fails surely.
-            usable.fill(true);
+    /// `usability` tells how a member may be used.
+    pub(super) fn new(members: Members, ring: Arc<Ring>, slow_start: Duration, usability: impl Fn(&Replica) -> Usability) -> Self {
+        let mut usability: Vec<Usability> = members.iter().map(|member| usability(member)).collect();
+        let count = |standing| usability.iter().filter(|one| one.standing == standing).count();
+        if count(Standing::Doubtful) > count(Standing::Ready) {
+            // Checks that fail at most replicas at one time speak of the network or of this machine; the few others would get it all.
+            usability.iter_mut().filter(|one| one.standing == Standing::Doubtful).for_each(|one| one.standing = Standing::Ready);
         }
-        Self { members, usable, ring }
+        let is_ready = |one: &Usability| one.standing == Standing::Ready;
+        let plain = |one: &Usability| one.busy_until.is_none() && !matches!(one.standing, Standing::Warming(_) | Standing::OnTrial);
+        let is_settled = usability.iter().all(plain) && usability.iter().any(is_ready);
+        let usable = usability.iter().map(is_ready).collect();
+        Self { members, usability: usability.into(), usable, is_settled, slow_start, ring }
     }
 
     /// All members, in the order of the membership.
@@ -33,14 +73,68 @@ impl Pool {
         &self.members
     }
 
-    /// Whether a request may go to the member at `index` now.
-    pub fn is_usable(&self, index: usize) -> bool {
-        self.usable[index]
-    }
-
     /// The ring over the members, by their index here.
     pub fn ring(&self) -> &Ring {
         &self.ring
+    }
+
+    /// For each member, whether a request that was at none of `tried` may go there at `now`: to those that are best, unless that is nobody who could
+    /// answer while somebody tried could.
+    pub fn eligible(&self, tried: &[Arc<Replica>], now: Instant) -> Cow<'_, [bool]> {
+        if self.is_settled && tried.is_empty() {
+            return Cow::Borrowed(&self.usable);
+        }
+        let is_tried = |member: &Replica| tried.iter().any(|tried| tried.is(member));
+        let load = self.load_of_the_ready();
+        let ranks: Vec<Rank> = (0..self.members.len()).map(|index| self.rank(index, load, now)).collect();
+        let untried = || ranks.iter().zip(self.members.iter()).filter(|(_, member)| !is_tried(member)).map(|(&rank, _)| rank);
+        let (best, best_untried) = (ranks.iter().copied().min(), untried().min());
+        // Where the one that failed was the last good one, those that are out would fail as well.
+        let in_vain = best_untried >= Some(Rank::Ejected) && best < Some(Rank::Ejected);
+        let best_untried = best_untried.filter(|&rank| rank != Rank::Never && !in_vain);
+        ranks.iter().zip(self.members.iter()).map(|(&rank, member)| Some(rank) == best_untried && !is_tried(member)).collect()
+    }
+
+    /// Whether a request that goes there is a trial.
+    pub fn is_on_trial(&self, replica: &Replica) -> bool {
+        let place = || self.members.iter().position(|member| member.is(replica));
+        !self.is_settled && place().is_some_and(|index| self.usability[index].standing == Standing::OnTrial)
+    }
+
+    fn rank(&self, index: usize, load: Option<(u64, u64)>, now: Instant) -> Rank {
+        let (member, Usability { standing, busy_until }) = (&self.members[index], self.usability[index]);
+        let is_busy = busy_until.is_some_and(|until| now < until);
+        match standing {
+            Standing::Ready | Standing::Warming(_) | Standing::OnTrial if is_busy => Rank::Busy,
+            Standing::Ready => Rank::Open,
+            Standing::Warming(since) => match load {
+                Some(load) if member.outstanding() >= self.share(member, since, load, now) => Rank::Warming,
+                _ => Rank::Open,
+            },
+            Standing::OnTrial if member.is_tried() => Rank::Suspect,
+            Standing::OnTrial => Rank::Open,
+            Standing::Doubtful => Rank::Suspect,
+            Standing::Unknown => Rank::Unknown,
+            Standing::Ejected => Rank::Ejected,
+            Standing::Down => Rank::Down,
+            Standing::Draining => Rank::Never,
+        }
+    }
+
+    /// Requests in flight on those that are warm, and their weights.
+    fn load_of_the_ready(&self) -> Option<(u64, u64)> {
+        let ready = self.members.iter().zip(&self.usable).filter(|(_, ready)| **ready);
+        ready.map(|(member, _)| (member.outstanding(), member.weight())).reduce(|(a, b), (c, d)| (a + c, b + d))
+    }
+
+    /// How many requests a replica takes that warms up: of what the others have, a part that grows with time, and never none.
+    fn share(&self, member: &Replica, since: Instant, (outstanding, weight): (u64, u64), now: Instant) -> u64 {
+        let warm = now.saturating_duration_since(since).as_secs_f64() / self.slow_start.as_secs_f64().max(f64::MIN_POSITIVE);
+        if warm >= 1.0 {
+            return u64::MAX;
+        }
+        let mean = outstanding as f64 * member.weight() as f64 / weight as f64;
+        (warm * mean).ceil().max(1.0) as u64
     }
 }
 
@@ -49,8 +143,8 @@ impl Pool {
 pub struct Snapshot {
     pub(super) replicas: Members,
     pub(super) states: HashMap<u64, State>,
-    /// Those who have left and are down.
-    pub(super) departed_down: HashSet<u64>,
+    /// Those who are down, be they in the fleet, draining, or on their way out of it.
+    pub(super) down: HashSet<u64>,
     /// Whether the picture of who serves what is whole.
     pub(super) complete: bool,
     /// All replicas: for requests that name no model.
@@ -76,12 +170,12 @@ impl Snapshot {
 
     /// Whether a replica is down, be it in the fleet or on its way out of it: who waits there waits in vain.
     pub fn is_out(&self, replica: &Replica) -> bool {
-        self.state(replica) == Some(State::Down) || self.departed_down.contains(&replica.incarnation())
+        self.down.contains(&replica.incarnation())
     }
 
-    /// Whether any replica is up.
-    pub fn any_up(&self) -> bool {
-        self.states.values().any(|&state| state == State::Up)
+    /// Whether any replica can be used.
+    pub fn can_serve(&self) -> bool {
+        self.states.values().any(|&state| matches!(state, State::Up | State::Suspect))
     }
 
     /// The pool for a request that names `model`; `None` where all replicas say what they serve and none serves it. As long as replicas may be

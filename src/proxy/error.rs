@@ -16,6 +16,9 @@ use crate::request::{Dialect, IDENTIFIER_HEADER};
 /// Names the code of an answer that the router made itself.
 pub(super) const ERROR_HEADER: HeaderName = HeaderName::from_static("x-prefix-router-error");
 
+/// How long a client is ready to wait for the first byte of an answer.
+pub(super) const TIMEOUT_HEADER: HeaderName = HeaderName::from_static("x-prefix-router-timeout");
+
 /// How long a client should wait before it asks a pool without replicas again, in seconds.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
@@ -24,6 +27,8 @@ const RETRY_AFTER_SECONDS: u64 = 1;
 pub(super) enum ProxyError {
     #[error("the header {IDENTIFIER_HEADER} must be given once, with 1 to 64 printable ASCII characters, the first not a space")]
     BadIdentifier,
+    #[error("the header {TIMEOUT_HEADER} must be given once, as a time of more than 0 and at most 24 hours, like 30, 2.5s or 800ms")]
+    BadTimeout,
     #[error("this path is not exposed; the operator can list it in expose_paths")]
     PathNotExposed,
     #[error("metrics are served on the admin port, {0}")]
@@ -58,6 +63,8 @@ pub(super) enum ProxyError {
     Draining,
     #[error("no first byte came from the replica within {0:?}")]
     FirstByteTimeout(Duration),
+    #[error("no first byte came from the replica within {0:?}, which is what the request's {TIMEOUT_HEADER} allows")]
+    TimeoutExceeded(Duration),
 }
 
 impl ProxyError {
@@ -70,6 +77,7 @@ impl ProxyError {
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
             Self::BadIdentifier => (StatusCode::BAD_REQUEST, "bad_identifier"),
+            Self::BadTimeout => (StatusCode::BAD_REQUEST, "bad_timeout"),
             Self::BodyBroken | Self::ClientGone => (StatusCode::BAD_REQUEST, "body_broken"),
             Self::PathNotExposed => (StatusCode::FORBIDDEN, "path_not_exposed"),
             Self::MetricsOnAdminPort(_) => (StatusCode::NOT_FOUND, "metrics_on_admin_port"),
@@ -84,6 +92,7 @@ impl ProxyError {
             Self::NoReplica => (StatusCode::SERVICE_UNAVAILABLE, "no_replica"),
             Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
             Self::FirstByteTimeout(_) => (StatusCode::GATEWAY_TIMEOUT, "first_byte_timeout"),
+            Self::TimeoutExceeded(_) => (StatusCode::GATEWAY_TIMEOUT, "timeout_exceeded"),
             Self::StreamIdle(_) => (StatusCode::GATEWAY_TIMEOUT, "idle_timeout"),
         }
     }

@@ -6,18 +6,19 @@ use std::error::Error;
 use std::future::pending;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Limited};
-use hyper::StatusCode;
 use hyper::body::Incoming;
+use hyper::header::RETRY_AFTER;
 use hyper::http::response::Parts;
+use hyper::{HeaderMap, StatusCode};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Proxy;
 use super::error::ProxyError;
+use super::{Proxy, Rules, Settings};
 use crate::fleet::{Lease, Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
 use crate::routing::{Candidates, Choice, Reason};
@@ -32,8 +33,40 @@ pub(super) struct Answer {
     pub(super) connection: Connection,
     pub(super) upstream: Arc<Upstream>,
     pub(super) lease: Lease,
-    /// When the first byte has to be here; `None`: no limit.
-    pub(super) first_byte_by: Option<Instant>,
+    pub(super) patience: Option<Patience>,
+}
+
+/// Until when the first byte has to be here.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    pub(super) by: Instant,
+    /// The limit; for the client.
+    pub(super) limit: Duration,
+    /// The client asked for it: that it passes says nothing of the replica.
+    pub(super) is_clients: bool,
+}
+
+impl Answer {
+    /// Whether it tells that the replica is well.
+    pub(super) fn is_good(&self) -> bool {
+        self.head.status.as_u16() < 400
+    }
+
+    /// Whether its first byte is here, or it has none.
+    pub(super) fn has_begun(&self) -> bool {
+        self.first.is_some() || self.rest.is_end_stream()
+    }
+}
+
+impl Patience {
+    /// What the client is told when it is over.
+    pub(super) fn error(&self) -> ProxyError {
+        if self.is_clients { ProxyError::TimeoutExceeded(self.limit) } else { ProxyError::FirstByteTimeout(self.limit) }
+    }
+
+    pub(super) fn kind(&self) -> UpstreamError {
+        if self.is_clients { UpstreamError::ClientTimeout } else { UpstreamError::FirstByteTimeout }
+    }
 }
 
 /// A whole 429 or 503, kept while other replicas are tried.
@@ -64,7 +97,7 @@ enum Failure {
     BodyBroke(hyper::Error),
     /// The replica was taken out meanwhile, and another one can be tried.
     Ejected,
-    FirstByteTimeout,
+    FirstByteTimeout(Patience),
     /// The router stops.
     Cut,
 }
@@ -73,31 +106,49 @@ enum Failure {
 const BUSY_BODY: usize = 64 << 10;
 const BUSY_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long one who waits on a lost replica pauses before it asks for a retry again.
+const BUDGET_PAUSE: Duration = Duration::from_millis(250);
+
 /// One request on its way to an answer.
 pub(super) struct Forward<'a> {
     proxy: &'a Proxy,
+    rules: &'a Rules,
     outgoing: &'a Outgoing,
     ask: &'a Ask,
     /// Whether sending it again does no harm even where a replica has seen it.
     repeatable: bool,
+    /// The client's own limit, from its request's head to the first byte.
+    timeout: Option<(Instant, Duration)>,
     tried: Vec<Arc<Replica>>,
 }
 
 impl<'a> Forward<'a> {
-    pub(super) fn new(proxy: &'a Proxy, outgoing: &'a Outgoing, ask: &'a Ask, surface: Surface) -> Self {
-        Self { proxy, outgoing, ask, repeatable: surface.is_inference() || outgoing.method.is_safe(), tried: Vec::new() }
+    pub(super) fn new(
+        proxy: &'a Proxy,
+        rules: &'a Rules,
+        outgoing: &'a Outgoing,
+        ask: &'a Ask,
+        surface: Surface,
+        timeout: Option<(Instant, Duration)>,
+    ) -> Self {
+        let repeatable = surface.is_inference() || outgoing.method.is_safe();
+        Self { proxy, rules, outgoing, ask, repeatable, timeout, tried: Vec::new() }
     }
 
     /// Brings the answer of the first replica that gives one.
     pub(super) async fn run(mut self, record: &mut Record) -> Result<Forwarded, ProxyError> {
-        self.proxy.budget.deposit(now());
+        self.proxy.budget.deposit(self.settings().retry_budget, now());
         let mut chosen = self.choose()?.ok_or(ProxyError::NoReplica)?;
         let mut busy = None;
         loop {
             let Chosen { choice, upstream } = chosen;
             self.note(&choice, record);
-            let reason = choice.reason;
-            let (cause, error) = match self.attempt(choice.lease, upstream).await {
+            let Choice { lease, reason, trial } = choice;
+            let result = self.attempt(lease, Arc::clone(&upstream)).await;
+            self.report(&result);
+            // Whatever came of it is known now.
+            drop(trial);
+            let (cause, error) = match result {
                 Ok(answer) if is_busy(answer.head.status) => {
                     record.metrics().failed(answer.lease.replica(), UpstreamError::Busy);
                     if !self.repeatable || !self.may_retry() || !self.is_another(|_, _| true) {
@@ -114,7 +165,11 @@ impl<'a> Forward<'a> {
                 }
                 Err(failure) => self.assess(&failure, record),
             };
-            match cause.map(|cause| self.next(cause, record)).transpose()?.flatten() {
+            let next = match cause {
+                Some(cause) => self.next(cause, &upstream, record).await?,
+                None => None,
+            };
+            match next {
                 Some(next) => chosen = next,
                 None => {
                     let busy = busy.ok_or(error)?;
@@ -131,7 +186,7 @@ impl<'a> Forward<'a> {
         let view = parties.fleet.view();
         let model = self.ask.model.as_deref();
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        let choice = parties.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried), &mut rand::rng());
+        let choice = self.rules.chooser.choose(self.ask.placement, &Candidates::new(pool, &self.tried, now()), &mut rand::rng());
         Ok(choice.and_then(|choice| {
             // Everybody in the picture can be reached.
             let upstream = Arc::clone(view.upstream(choice.lease.replica())?);
@@ -139,21 +194,40 @@ impl<'a> Forward<'a> {
         }))
     }
 
-    /// The next replica to try after a failure, where settings and budget allow one.
-    fn next(&self, cause: RetryCause, record: &mut Record) -> Result<Option<Chosen>, ProxyError> {
-        if !self.may_retry() {
+    /// The next replica to try after a failure of `upstream`'s, where settings and budget allow one.
+    async fn next(&self, cause: RetryCause, upstream: &Upstream, record: &mut Record) -> Result<Option<Chosen>, ProxyError> {
+        if !self.may_retry() || !self.is_another(|_, _| true) {
             return Ok(None);
         }
-        let Some(chosen) = self.choose()? else { return Ok(None) };
         // What asks a living fleet for more has to be paid for; `ejected` has done so before it gave a replica up. What died with its replica
         // is asked of nobody any more: sending it again adds no load.
-        if cause == RetryCause::Busy && !self.proxy.budget.withdraw(now()) {
+        let is_free = match cause {
+            RetryCause::Ejected => true,
+            RetryCause::Busy | RetryCause::Stale => false,
+            RetryCause::Connect | RetryCause::Broke => self.is_lost(upstream.replica()),
+        };
+        if !is_free && !self.may_spend() && (cause == RetryCause::Busy || !self.has_died(upstream).await) {
             record.metrics().refused_retry();
             return Ok(None);
         }
+        let Some(chosen) = self.choose()? else { return Ok(None) };
         record.metrics().retried(cause);
         record.failed_on(cause);
         Ok(Some(chosen))
+    }
+
+    /// Whether a replica is out while another one is up.
+    fn is_lost(&self, replica: &Replica) -> bool {
+        self.proxy.parties.fleet.view().is_out(replica) && self.is_another(|view, other| view.state(other) == Some(State::Up))
+    }
+
+    /// Whether a replica that broke a request takes no connections either. Asked where it matters, and where nobody has noticed yet.
+    async fn has_died(&self, upstream: &Upstream) -> bool {
+        let Err(SendError::Connect(error)) = upstream.try_connect().await else { return false };
+        if is_the_replicas_fault(&error) {
+            self.proxy.parties.fleet.report(upstream.replica(), Outcome::ConnectFailed, &error.to_string());
+        }
+        self.is_lost(upstream.replica())
     }
 
     fn note(&mut self, choice: &Choice, record: &mut Record) {
@@ -165,52 +239,92 @@ impl<'a> Forward<'a> {
         self.tried.push(Arc::clone(replica));
     }
 
+    fn settings(&self) -> &Settings {
+        &self.rules.settings
+    }
+
+    /// Whether the budget allows one more retry, which is paid for then.
+    fn may_spend(&self) -> bool {
+        self.proxy.budget.withdraw(self.settings().retry_budget, now())
+    }
+
     /// Whether the settings allow a further try.
     fn may_retry(&self) -> bool {
-        self.tried.len() <= self.proxy.settings.retries as usize && self.is_replayable()
+        let is_in_time = self.timeout.is_none_or(|(by, _)| Instant::now() < by);
+        self.tried.len() <= self.settings().retries as usize && self.is_replayable() && is_in_time
     }
 
     /// Whether the body may be sent more than once.
     fn is_replayable(&self) -> bool {
-        self.outgoing.body.len() <= self.proxy.settings.replay_buffer
+        self.outgoing.body.len() <= self.settings().replay_buffer
     }
 
     /// Whether a replica that was not tried yet, and is `good`, could be chosen.
     fn is_another(&self, good: impl Fn(&Snapshot, &Replica) -> bool) -> bool {
         let view = self.proxy.parties.fleet.view();
         let pool = view.pool(self.ask.model.as_deref());
-        pool.is_some_and(|pool| Candidates::new(pool, &self.tried).iter().any(|other| good(&view, other)))
+        pool.is_some_and(|pool| Candidates::new(pool, &self.tried, now()).iter().any(|other| good(&view, other)))
     }
 
     /// One try, from sending to the first byte.
     async fn attempt(&self, lease: Lease, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
-        let limit = self.proxy.settings.first_byte_timeout;
-        let first_byte_by = (!limit.is_zero()).then(|| Instant::now() + limit);
+        let patience = self.patience();
         let replica = Arc::clone(lease.replica());
         tokio::select! {
             biased;
-            answer = self.send(lease, upstream, first_byte_by) => answer,
+            answer = self.send(lease, upstream, patience) => answer,
             () = self.ejected(&replica) => Err(Failure::Ejected),
-            () = until(first_byte_by) => Err(Failure::FirstByteTimeout),
+            over = until(patience) => Err(Failure::FirstByteTimeout(over)),
             () = self.proxy.parties.cut.cancelled() => Err(Failure::Cut),
         }
     }
 
-    /// Sends, and holds a successful head until the first piece of the body is here: an engine sends the head of a stream before it has
-    /// done anything for it.
-    async fn send(&self, lease: Lease, upstream: Arc<Upstream>, first_byte_by: Option<Instant>) -> Result<Answer, Failure> {
-        let proxy = self.proxy;
-        let stale = || proxy.parties.metrics.retried(RetryCause::Stale);
+    /// Until when the first byte of a try that begins now has to be here: as the configuration has it, or the client, whoever is first.
+    fn patience(&self) -> Option<Patience> {
+        let limit = self.settings().first_byte_timeout;
+        let own = (!limit.is_zero()).then(|| Patience { by: Instant::now() + limit, limit, is_clients: false });
+        let clients = self.timeout.map(|(by, limit)| Patience { by, limit, is_clients: true });
+        own.into_iter().chain(clients).min_by_key(|patience| patience.by)
+    }
+
+    /// Sends, and holds the head until the first piece of the body is here: an engine sends the head of a stream before it has done anything for it,
+    /// and of an error it matters whether it has a body.
+    async fn send(&self, lease: Lease, upstream: Arc<Upstream>, patience: Option<Patience>) -> Result<Answer, Failure> {
+        let stale = || self.proxy.parties.metrics.retried(RetryCause::Stale);
         let resend = self.repeatable && self.is_replayable();
         let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
         let (head, mut rest) = response.into_parts();
         let mut first = None;
-        if head.status.is_success() && !rest.is_end_stream() {
+        let is_held = head.status.is_success() || head.status.is_server_error() && !is_busy(head.status);
+        if is_held && !rest.is_end_stream() {
             // Where none comes in time the head goes ahead without it.
-            let held = timeout(proxy.settings.hold_head, rest.frame()).await.ok().flatten();
+            let held = timeout(self.settings().hold_head, rest.frame()).await.ok().flatten();
             first = held.transpose().map_err(Failure::BodyBroke)?;
         }
-        Ok(Answer { head, first, rest, connection, upstream, lease, first_byte_by })
+        Ok(Answer { head, first, rest, connection, upstream, lease, patience })
+    }
+
+    /// Tells the fleet what a try says of its replica.
+    fn report(&self, result: &Result<Answer, Failure>) {
+        let (fleet, Some(replica)) = (&self.proxy.parties.fleet, self.tried.last()) else { return };
+        match result {
+            Ok(answer) if is_busy(answer.head.status) => {
+                fleet.report(replica, Outcome::Busy(retry_after(&answer.head.headers)), "it is busy");
+            }
+            Ok(answer) if answer.head.status.is_server_error() && answer.first.is_none() && answer.rest.is_end_stream() => {
+                fleet.report(replica, Outcome::ServerError, &format!("too many requests failed, the last with {}", answer.head.status));
+            }
+            Ok(answer) if answer.is_good() && answer.has_begun() => fleet.answered(replica),
+            Ok(_) | Err(Failure::Ejected | Failure::Cut | Failure::FirstByteTimeout(Patience { is_clients: true, .. })) => {}
+            Err(Failure::Sending(SendError::Connect(error))) if is_the_replicas_fault(error) => {
+                fleet.report(replica, Outcome::ConnectFailed, &error.to_string());
+            }
+            Err(Failure::Sending(SendError::Connect(_))) => {}
+            Err(Failure::Sending(SendError::Broke { .. }) | Failure::BodyBroke(_)) => {
+                fleet.report(replica, Outcome::Broke, "it broke too many requests before the first byte");
+            }
+            Err(Failure::FirstByteTimeout(_)) => fleet.report(replica, Outcome::Broke, "too many requests had no first byte in time"),
+        }
     }
 
     /// Resolves when the replica on which this request waits has been taken out, another one is up, and a retry is allowed, which this pays
@@ -223,11 +337,13 @@ impl<'a> Forward<'a> {
         let mut changes = fleet.changes();
         loop {
             // One that has left the fleet ends what it has begun, and is out only when its checks fail as any other's.
-            let is_out = fleet.view().is_out(replica);
-            if is_out && self.is_another(|snapshot, other| snapshot.state(other) == Some(State::Up)) && self.proxy.budget.withdraw(now()) {
+            let is_lost = self.is_lost(replica);
+            if is_lost && self.may_spend() {
                 return;
             }
-            if changes.changed().await.is_err() {
+            // The budget fills while nothing changes.
+            let changed = timeout(if is_lost { BUDGET_PAUSE } else { Duration::MAX }, changes.changed()).await;
+            if changed.is_ok_and(|changed| changed.is_err()) {
                 return pending().await;
             }
         }
@@ -244,7 +360,7 @@ impl<'a> Forward<'a> {
                 let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
                 (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body{cause}"))
             }
-            Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
+            Failure::FirstByteTimeout(over) => (over.kind(), "no first byte in time".to_owned()),
             Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
             Failure::Cut => return (None, ProxyError::Draining),
         };
@@ -252,14 +368,9 @@ impl<'a> Forward<'a> {
         let (request_id, name) = (&record.request_id, replica.name());
         tracing::warn!(request_id, replica = name, kind = kind.label(), "request {request_id} failed on replica {name}: {why}");
         match failure {
-            Failure::Sending(SendError::Connect(error)) => {
-                if is_the_replicas_fault(error) {
-                    self.proxy.parties.fleet.report(replica, Outcome::ConnectFailed, &why);
-                }
-                (Some(RetryCause::Connect), ProxyError::ConnectFailed)
-            }
+            Failure::Sending(SendError::Connect(_)) => (Some(RetryCause::Connect), ProxyError::ConnectFailed),
             Failure::Sending(SendError::Broke { written: false, .. }) => (Some(RetryCause::Broke), ProxyError::ReplicaBroke),
-            Failure::FirstByteTimeout => (None, ProxyError::FirstByteTimeout(self.proxy.settings.first_byte_timeout)),
+            Failure::FirstByteTimeout(over) => (None, over.error()),
             Failure::Ejected => (Some(RetryCause::Ejected), ProxyError::ReplicaBroke),
             _ => (self.repeatable.then_some(RetryCause::Broke), ProxyError::ReplicaBroke),
         }
@@ -297,9 +408,20 @@ fn now() -> std::time::Instant {
     Instant::now().into_std()
 }
 
-async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
+/// Resolves when it is over; `None` never is.
+async fn until(patience: Option<Patience>) -> Patience {
+    match patience {
+        Some(patience) => {
+            sleep_until(patience.by).await;
+            patience
+        }
         None => pending().await,
     }
+}
+
+/// How long a busy replica asks to be left alone: in seconds, or until a date.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let date = || httpdate::parse_http_date(text).ok()?.duration_since(SystemTime::now()).ok();
+    text.parse().ok().map(Duration::from_secs).or_else(date)
 }

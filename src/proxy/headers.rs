@@ -1,6 +1,7 @@
 //! Headers on their way through: what is a connection's own business stays behind, everything else passes as it came.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use hyper::header::{
     AsHeaderName, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
@@ -11,7 +12,7 @@ use rand::RngExt;
 
 use crate::request::{IDENTIFIER_HEADER, is_identifier};
 
-use super::error::ProxyError;
+use super::error::{ProxyError, TIMEOUT_HEADER};
 
 /// Headers of one connection, besides those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -30,6 +31,9 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The longest time that a client may ask for: that of the configuration.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3_600);
 
 /// Takes away what belongs to one connection only.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
@@ -98,6 +102,17 @@ pub(super) fn identifier(headers: &HeaderMap) -> Result<Option<&str>, ProxyError
     let Some(value) = values.next() else { return Ok(None) };
     let text = value.to_str().ok().filter(|text| is_identifier(text.as_bytes()));
     if values.next().is_some() || text.is_none() { Err(ProxyError::BadIdentifier) } else { Ok(text) }
+}
+
+/// How long the client is ready to wait for the first byte of its answer.
+pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, ProxyError> {
+    let mut values = headers.get_all(TIMEOUT_HEADER).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default().trim();
+    let seconds = || text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let time = seconds().or_else(|| humantime::parse_duration(text).ok());
+    let time = time.filter(|time| !time.is_zero() && *time <= LONGEST_TIMEOUT && values.next().is_none());
+    time.map(Some).ok_or(ProxyError::BadTimeout)
 }
 
 /// Whether the client wants to speak WebSocket. Other upgrades are offers (Java's client always offers h2c), which a server may pass over.

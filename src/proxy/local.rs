@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::response::Response;
@@ -43,7 +43,7 @@ pub(super) async fn answer(proxy: &Proxy, surface: Surface, head: &Parts) -> Opt
 fn health(proxy: &Proxy) -> Result<Response, ProxyError> {
     if *proxy.parties.draining.borrow() {
         Err(ProxyError::Draining)
-    } else if proxy.parties.fleet.view().any_up() {
+    } else if proxy.parties.fleet.view().can_serve() {
         Ok(Response::new(Body::empty()))
     } else {
         Err(ProxyError::NoReplica)
@@ -115,9 +115,10 @@ async fn ask_all(proxy: &Proxy, path: &'static str, authorization: Option<&Heade
     // Dropped with this future, when the client leaves: then nobody is asked any longer.
     let mut answers = JoinSet::new();
     let mut told: Vec<(Arc<Replica>, Told)> = Vec::with_capacity(pool.members().len());
+    let asked = pool.eligible(&[], Instant::now());
     for (index, replica) in pool.members().iter().enumerate() {
         told.push((Arc::clone(replica), None));
-        if let (true, Some(upstream)) = (pool.is_usable(index), view.upstream(replica)) {
+        if let (true, Some(upstream)) = (asked[index], view.upstream(replica)) {
             let (upstream, authorization) = (Arc::clone(upstream), authorization.cloned());
             answers.spawn(async move { (index, timeout(PATIENCE, upstream.get(path, authorization, MAX_ANSWER)).await) });
         }

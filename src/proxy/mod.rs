@@ -15,6 +15,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::response::Response;
 use http_body::Body as _;
@@ -29,6 +30,8 @@ use crate::request::{self, Ask, Dialect, Refusal, Surface};
 use crate::routing::Chooser;
 use crate::telemetry::{Metrics, Record};
 use crate::upstream::Outgoing;
+pub use budget::RetryBudget;
+
 use body::Inbound;
 use budget::Budget;
 use error::ProxyError;
@@ -46,10 +49,8 @@ pub struct Settings {
     pub expose_paths: Vec<String>,
     /// Further replicas tried, at most, before the first byte.
     pub retries: u32,
-    /// Retries after a 429, a 503 or an ejection may be this share of recent requests. (What died with its replica is sent again in any case.)
-    pub retry_budget_percent: u32,
-    /// Such retries per second that are allowed whatever the share.
-    pub retry_budget_floor: u32,
+    /// How many retries a living fleet may be asked for. (What died with its replica is sent again in any case.)
+    pub retry_budget: RetryBudget,
     /// A larger body is not sent twice.
     pub replay_buffer: usize,
     /// A larger body is refused.
@@ -72,8 +73,7 @@ impl Default for Settings {
             response_headers: true,
             expose_paths: Vec::new(),
             retries: 2,
-            retry_budget_percent: 20,
-            retry_budget_floor: 3,
+            retry_budget: RetryBudget { percent: 20, floor: 3 },
             replay_buffer: 16 << 20,
             max_body: 64 << 20,
             max_header_bytes: 64 << 10,
@@ -89,8 +89,6 @@ impl Default for Settings {
 pub struct Parties {
     /// Who can serve, and how to reach them.
     pub fleet: Arc<LiveFleet>,
-    /// Who is chosen.
-    pub chooser: Chooser,
     /// Where counts go.
     pub metrics: Arc<Metrics>,
     /// Turns true when the router is to stop.
@@ -101,10 +99,19 @@ pub struct Parties {
     pub admin: SocketAddr,
 }
 
+/// What a request goes by, from its head to its end, whatever is reloaded meanwhile.
+pub struct Rules {
+    /// Retries, timeouts, limits.
+    pub settings: Settings,
+    /// What makes the key.
+    pub key: request::Settings,
+    /// Who is chosen.
+    pub chooser: Arc<Chooser>,
+}
+
 /// The traffic port's service.
 pub struct Proxy {
-    settings: Settings,
-    key_settings: request::Settings,
+    rules: ArcSwap<Rules>,
     parties: Parties,
     budget: Budget,
 }
@@ -117,9 +124,19 @@ enum Reply {
 
 impl Proxy {
     /// A service over the given parties.
-    pub fn new(settings: Settings, key_settings: request::Settings, parties: Parties) -> Arc<Self> {
-        let budget = Budget::new(settings.retry_budget_percent, settings.retry_budget_floor, Instant::now());
-        Arc::new(Self { settings, key_settings, parties, budget })
+    pub fn new(rules: Rules, parties: Parties) -> Arc<Self> {
+        let budget = Budget::new(rules.settings.retry_budget, Instant::now());
+        Arc::new(Self { rules: ArcSwap::from_pointee(rules), parties, budget })
+    }
+
+    /// What requests that come from now on go by. Those that are under way end by what they began with.
+    pub fn follow(&self, rules: Rules) {
+        self.rules.store(Arc::new(rules));
+    }
+
+    /// What requests that come now go by.
+    pub fn rules(&self) -> Arc<Rules> {
+        self.rules.load_full()
     }
 
     /// Serves every path of the traffic port.
@@ -128,6 +145,7 @@ impl Proxy {
     }
 
     async fn handle(State(proxy): State<Arc<Self>>, ConnectInfo(client): ConnectInfo<SocketAddr>, request: Request) -> Response {
+        let rules = proxy.rules();
         let (mut head, body) = request.into_parts();
         let mut record = Record::new(Arc::clone(&proxy.parties.metrics), head.method.clone(), head.uri.path());
         record.request_id = headers::request_id(&mut head.headers);
@@ -135,16 +153,16 @@ impl Proxy {
         let dialect = Dialect::of(head.uri.path());
         let mut body = Inbound::new(body, &head.headers);
 
-        let reply = proxy.answer(head, &mut body, client, &mut record).await;
+        let reply = proxy.answer(&rules, head, &mut body, client, &mut record).await;
         let mut response = match reply {
-            Ok(Reply::Begun(answer)) => answer.into_response(&proxy, dialect, record),
-            Ok(Reply::Whole(response)) => finish(response, record, &proxy.settings),
+            Ok(Reply::Begun(answer)) => answer.into_response(&rules.settings, &proxy.parties, dialect, record),
+            Ok(Reply::Whole(response)) => finish(response, record, &rules.settings),
             // It may still listen; its record says that it left.
             Err(error @ ProxyError::ClientGone) => error.response(dialect),
             Err(error) => {
                 body.discard();
                 record.error = Some(error.code());
-                finish(error.response(dialect), record, &proxy.settings)
+                finish(error.response(dialect), record, &rules.settings)
             }
         };
         if let Some(id) = request_id {
@@ -154,36 +172,44 @@ impl Proxy {
     }
 
     /// From a request's head to who answers it.
-    async fn answer(&self, head: Parts, body: &mut Inbound, client: SocketAddr, record: &mut Record) -> Result<Reply, ProxyError> {
-        let surface = self.judge(&head, record)?;
+    async fn answer(
+        &self,
+        rules: &Rules,
+        head: Parts,
+        body: &mut Inbound,
+        client: SocketAddr,
+        record: &mut Record,
+    ) -> Result<Reply, ProxyError> {
+        let surface = self.judge(&rules.settings, &head, record)?;
         let identifier = headers::identifier(&head.headers)?;
+        let timeout = headers::timeout(&head.headers)?.map(|time| ((record.begun() + time).into(), time));
         if head.method != Method::OPTIONS
             && let Some(own) = local::answer(self, surface, &head).await
         {
             return own.map(Reply::Whole);
         }
 
-        let bytes = body.read(self.settings.max_body, self.settings.body_timeout).await?;
+        let bytes = body.read(rules.settings.max_body, rules.settings.body_timeout).await?;
         record.body_bytes = bytes.len();
-        let ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &self.key_settings) } else { Ask::default() };
+        let ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &rules.key) } else { Ask::default() };
 
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
-        Ok(match Forward::new(self, &outgoing, &ask, surface).run(record).await? {
+        Ok(match Forward::new(self, rules, &outgoing, &ask, surface, timeout).run(record).await? {
             Forwarded::Answer(answer) => Reply::Begun(answer),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
         })
     }
 
     /// What the head alone tells: the surface, or why the request is refused before its body is asked for.
-    fn judge(&self, head: &Parts, record: &mut Record) -> Result<Surface, ProxyError> {
-        let surface = Surface::of(head.uri.path(), &self.settings.expose_paths).map_err(|refusal| match refusal {
+    fn judge(&self, settings: &Settings, head: &Parts, record: &mut Record) -> Result<Surface, ProxyError> {
+        let surface = Surface::of(head.uri.path(), &settings.expose_paths).map_err(|refusal| match refusal {
             Refusal::NotExposed => ProxyError::PathNotExposed,
             Refusal::MetricsOnAdmin => ProxyError::MetricsOnAdminPort(self.parties.admin),
         })?;
         record.surface = Some(surface);
-        if head.uri.path_and_query().map_or(0, |path| path.as_str().len()) + headers::size(&head.headers) > self.settings.max_header_bytes {
-            return Err(ProxyError::HeadersTooLarge(self.settings.max_header_bytes));
+        if head.uri.path_and_query().map_or(0, |path| path.as_str().len()) + headers::size(&head.headers) > settings.max_header_bytes {
+            return Err(ProxyError::HeadersTooLarge(settings.max_header_bytes));
         }
         if headers::wants_websocket(&head.headers) {
             return Err(ProxyError::UpgradeUnsupported);

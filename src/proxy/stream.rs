@@ -19,17 +19,19 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::error::ProxyError;
-use super::forward::{Answer, Busy};
-use super::{Proxy, headers, name_choice};
-use crate::fleet::Lease;
+use super::forward::{Answer, Busy, Patience};
+use super::{Parties, Settings, headers, name_choice};
+use crate::fleet::{Lease, Outcome};
+use crate::live::LiveFleet;
 use crate::request::Dialect;
 use crate::telemetry::{Record, UpstreamError};
 use crate::upstream::{Connection, Upstream};
 
 impl Answer {
     /// The response to the client, whose body holds everything that lives as long as the answer.
-    pub(super) fn into_response(mut self, proxy: &Proxy, dialect: Dialect, mut record: Record) -> Response {
-        let settings = &proxy.settings;
+    pub(super) fn into_response(mut self, settings: &Settings, parties: &Parties, dialect: Dialect, mut record: Record) -> Response {
+        // Where the first byte is still to come, what it says of the replica is so too.
+        let unjudged = (self.is_good() && !self.has_begun()).then(|| Arc::clone(&parties.fleet));
         headers::strip_hop_by_hop(&mut self.head.headers);
         // Each connection has its own version; the server knows what its client understands.
         self.head.version = Version::HTTP_11;
@@ -41,15 +43,15 @@ impl Answer {
         let mut body = ResponseBody {
             first: self.first,
             rest: self.rest,
-            work: Some(Work { connection: self.connection, upstream: self.upstream, lease: self.lease, record }),
+            work: Some(Work { connection: self.connection, upstream: self.upstream, lease: self.lease, unjudged, record }),
             ending: Ending::Open,
             events,
-            first_byte_timeout: settings.first_byte_timeout,
+            patience: self.patience,
             idle_timeout: settings.idle_timeout,
             begun: false,
-            deadline: self.first_byte_by,
+            deadline: self.patience.map(|patience| patience.by),
             timer: None,
-            cut: Cut::Token(proxy.parties.cut.clone()),
+            cut: Cut::Token(parties.cut.clone()),
         };
         body.end_if_complete();
         response.map(|()| Body::new(body))
@@ -70,6 +72,8 @@ struct Work {
     connection: Connection,
     upstream: Arc<Upstream>,
     lease: Lease,
+    /// Who is told of the first byte, where it is still to come.
+    unjudged: Option<Arc<LiveFleet>>,
     record: Record,
 }
 
@@ -99,7 +103,7 @@ struct ResponseBody {
     ending: Ending,
     /// Of an event stream in plain text: what is needed to end it with an error event.
     events: Option<Events>,
-    first_byte_timeout: Duration,
+    patience: Option<Patience>,
     idle_timeout: Duration,
     begun: bool,
     /// When the piece that is waited for has to be here. Unset while none is, so that a client's slowness is not taken for the replica's.
@@ -151,12 +155,10 @@ impl HttpBody for ResponseBody {
                         return this.broke(None, &ProxyError::Draining);
                     }
                     ready!(this.poll_late(cx));
-                    let (kind, error) = if this.begun {
-                        (UpstreamError::IdleTimeout, ProxyError::StreamIdle(this.idle_timeout))
-                    } else {
-                        (UpstreamError::FirstByteTimeout, ProxyError::FirstByteTimeout(this.first_byte_timeout))
+                    return match this.patience {
+                        Some(patience) if !this.begun => this.broke(Some(patience.kind()), &patience.error()),
+                        _ => this.broke(Some(UpstreamError::IdleTimeout), &ProxyError::StreamIdle(this.idle_timeout)),
                     };
-                    return this.broke(Some(kind), &error);
                 }
             },
         };
@@ -194,6 +196,9 @@ impl ResponseBody {
         let Some(data) = frame.data_ref() else { return self.end() };
         if let Some(work) = &mut self.work {
             work.record.passed_on(data.len());
+            if let Some(fleet) = work.unjudged.take() {
+                fleet.answered(work.lease.replica());
+            }
         }
         if let Some(events) = &mut self.events {
             events.passed_on(data);
@@ -231,7 +236,7 @@ impl ResponseBody {
 
     /// The answer is whole: the connection is free for the next request, the count goes down, the record is written.
     fn end(&mut self) {
-        if let Some(Work { connection, upstream, lease, mut record }) = self.work.take() {
+        if let Some(Work { connection, upstream, lease, mut record, .. }) = self.work.take() {
             upstream.give_back(connection);
             drop(lease);
             record.complete();
@@ -241,11 +246,14 @@ impl ResponseBody {
     /// The replica failed in mid-answer (or, without a `kind`, the router itself stops). An event stream's client is told inside the stream, where that is still possible; in any case the
     /// connection is cut.
     fn broke(&mut self, kind: Option<UpstreamError>, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
-        if let Some(Work { lease, mut record, .. }) = self.work.take() {
+        if let Some(Work { lease, unjudged, mut record, .. }) = self.work.take() {
             let (request_id, replica) = (&record.request_id, lease.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
             if let Some(kind) = kind {
                 record.metrics().failed(lease.replica(), kind);
+                if let Some(fleet) = unjudged.filter(|_| kind != UpstreamError::ClientTimeout) {
+                    fleet.report(lease.replica(), Outcome::Broke, "too many requests had no first byte");
+                }
             }
             record.error = Some(error.code());
             record.complete();

@@ -1,33 +1,49 @@
-//! The replicas among which a request may choose: the usable members of its pool, without those that it tried already.
+//! The replicas among which a request may choose: the eligible members of its pool, without those that it tried already.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::fleet::{Pool, Replica};
 use crate::request::Key;
 
 /// What a strategy picks from.
-#[derive(Clone, Copy)]
 pub struct Candidates<'a> {
     pool: &'a Pool,
-    tried: &'a [Arc<Replica>],
+    eligible: Cow<'a, [bool]>,
+    /// Whether an earlier try for the same request failed.
+    is_another_try: bool,
 }
 
 impl<'a> Candidates<'a> {
-    /// The usable members of `pool` without `tried`.
-    pub fn new(pool: &'a Pool, tried: &'a [Arc<Replica>]) -> Self {
-        Self { pool, tried }
+    /// The members of `pool` that a request may go to at `now` which was at `tried` already.
+    pub fn new(pool: &'a Pool, tried: &[Arc<Replica>], now: Instant) -> Self {
+        Self { pool, eligible: pool.eligible(tried, now), is_another_try: !tried.is_empty() }
     }
 
     /// Whether an earlier try for the same request failed.
     pub(super) fn is_another_try(&self) -> bool {
-        !self.tried.is_empty()
+        self.is_another_try
+    }
+
+    /// Whether a request that goes to that one shows whether it is well again.
+    pub(super) fn is_on_trial(&self, replica: &Replica) -> bool {
+        self.pool.is_on_trial(replica)
+    }
+
+    /// The same without that one.
+    pub(super) fn without(&self, replica: &Replica) -> Self {
+        let mut eligible = self.eligible.clone().into_owned();
+        for (eligible, member) in eligible.iter_mut().zip(self.pool.members()) {
+            *eligible &= !member.is(replica);
+        }
+        Self { pool: self.pool, eligible: Cow::Owned(eligible), is_another_try: self.is_another_try }
     }
 
     /// All of them, in the order of the membership.
-    pub fn iter(&self) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a> {
-        let this = *self;
-        (0..this.pool.members().len()).filter_map(move |index| this.at(index))
+    pub fn iter(&self) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a, '_> {
+        (0..self.pool.members().len()).filter_map(|index| self.at(index))
     }
 
     /// The key's home, where it may be chosen.
@@ -36,15 +52,12 @@ impl<'a> Candidates<'a> {
     }
 
     /// All of them in the key's order.
-    pub(super) fn order(&self, key: Key) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a> {
-        let this = *self;
-        this.pool.ring().order(key).filter_map(move |index| this.at(index))
+    pub(super) fn order(&self, key: Key) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a, '_> {
+        self.pool.ring().order(key).filter_map(|index| self.at(index))
     }
 
     fn at(&self, index: usize) -> Option<&'a Arc<Replica>> {
-        let member = &self.pool.members()[index];
-        let tried = self.tried.iter().any(|tried| tried.is(member));
-        (self.pool.is_usable(index) && !tried).then_some(member)
+        self.eligible[index].then(|| &self.pool.members()[index])
     }
 }
 

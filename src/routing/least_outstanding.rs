@@ -27,6 +27,6 @@ impl Strategy for LeastOutstanding {
                 Ordering::Greater => {}
             }
         }
-        Some(Choice { lease: least.lease(), reason: Reason::Load })
+        Some(Choice::new(least.lease(), Reason::Load))
     }
 }

@@ -15,7 +15,7 @@ use rand::Rng;
 
 pub use candidates::Candidates;
 
-use crate::fleet::Lease;
+use crate::fleet::{Lease, Trial};
 use crate::request::{Key, Placement};
 use crate::units::ConcurrencyThreshold;
 use least_outstanding::LeastOutstanding;
@@ -119,6 +119,14 @@ pub struct Choice {
     pub lease: Lease,
     /// Why this one.
     pub reason: Reason,
+    /// Held where the request shows whether the replica is well again: until the first byte of the answer, or the failure that comes in its place.
+    pub trial: Option<Trial>,
+}
+
+impl Choice {
+    fn new(lease: Lease, reason: Reason) -> Self {
+        Self { lease, reason, trial: None }
+    }
 }
 
 /// A rule that picks one of several replicas.
@@ -152,6 +160,14 @@ impl Chooser {
         }?;
         if candidates.is_another_try() {
             choice.reason = Reason::Failover;
+        }
+        if candidates.is_on_trial(choice.lease.replica()) {
+            choice.trial = choice.lease.replica().begin_trial();
+            if choice.trial.is_none() {
+                // Another request was faster. Where there is nobody else this one goes there as well.
+                let others = self.choose(placement, &candidates.without(choice.lease.replica()), rng);
+                return Some(others.unwrap_or(choice));
+            }
         }
         Some(choice)
     }

@@ -52,11 +52,11 @@ impl Strategy for PrefixAware {
             None => (candidates.order(key).next()?, Reason::Failover),
         };
         if let Some(lease) = first.lease_below(self.threshold) {
-            return Some(Choice { lease, reason });
+            return Some(Choice::new(lease, reason));
         }
         let replica = self.overflow(key, candidates)?;
         let reason = if replica.is(first) { reason } else { Reason::Overflow };
-        Some(Choice { lease: replica.lease(), reason })
+        Some(Choice::new(replica.lease(), reason))
     }
 }
 

@@ -16,6 +16,6 @@ impl Strategy for Random {
             ticket = ticket.saturating_sub(replica.weight());
             hit
         })?;
-        Some(Choice { lease: replica.lease(), reason: Reason::Load })
+        Some(Choice::new(replica.lease(), Reason::Load))
     }
 }

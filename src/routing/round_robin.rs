@@ -59,6 +59,6 @@ impl Strategy for RoundRobin {
             account.credit = most - earned;
         }
         bank.close_left();
-        Some(Choice { lease: replica.lease(), reason: Reason::Load })
+        Some(Choice::new(replica.lease(), Reason::Load))
     }
 }

@@ -31,7 +31,7 @@ fn scene(replicas: &[(u64, usize, bool)]) -> Scene {
     let mut leases = Vec::new();
     for (replica, &(_, outstanding, up)) in all.iter().zip(replicas) {
         leases.extend((0..outstanding).map(|_| replica.lease()));
-        fleet.observe(replica, if up { Outcome::CheckPassed } else { Outcome::CheckFailed }, Instant::now());
+        fleet.observe(replica, if up { Outcome::CheckPassed } else { Outcome::CheckFailed }, Instant::now(), 0.0);
     }
     Scene { snapshot: fleet.snapshot(), _leases: leases }
 }
@@ -53,7 +53,7 @@ impl Scene {
     fn keep(&self, chooser: &Chooser, placement: Placement, tried: &[usize], seed: u64) -> Option<Choice> {
         let tried: Vec<_> = tried.iter().map(|&index| self.replica(index)).collect();
         let pool = self.snapshot.pool(None).expect("there is one");
-        chooser.choose(placement, &Candidates::new(pool, &tried), &mut SmallRng::seed_from_u64(seed))
+        chooser.choose(placement, &Candidates::new(pool, &tried, Instant::now()), &mut SmallRng::seed_from_u64(seed))
     }
 
     fn order(&self, key: u64) -> Vec<usize> {

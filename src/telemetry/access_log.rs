@@ -81,6 +81,11 @@ impl Record {
         self.failed += &format!("{separator}{replica} {}", cause.label());
     }
 
+    /// When its request's head was there.
+    pub fn begun(&self) -> Instant {
+        self.begun
+    }
+
     /// Takes note of a piece of the answer's body.
     pub fn passed_on(&mut self, bytes: usize) {
         if bytes > 0 && self.first_byte.is_none() {

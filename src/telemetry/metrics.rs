@@ -48,6 +48,8 @@ pub enum UpstreamError {
     Broke,
     /// No first byte in time.
     FirstByteTimeout,
+    /// No first byte within the client's own time, which says nothing of the replica.
+    ClientTimeout,
     /// No further byte in time.
     IdleTimeout,
     /// It was taken out while the request waited there.
@@ -74,8 +76,16 @@ impl RetryCause {
 }
 
 impl UpstreamError {
-    const ALL: [Self; 7] =
-        [Self::Connect, Self::Broke, Self::FirstByteTimeout, Self::IdleTimeout, Self::Ejected, Self::Busy, Self::Status5xx];
+    const ALL: [Self; 8] = [
+        Self::Connect,
+        Self::Broke,
+        Self::FirstByteTimeout,
+        Self::ClientTimeout,
+        Self::IdleTimeout,
+        Self::Ejected,
+        Self::Busy,
+        Self::Status5xx,
+    ];
 
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
@@ -83,6 +93,7 @@ impl UpstreamError {
             Self::Connect => "connect",
             Self::Broke => "broke",
             Self::FirstByteTimeout => "first_byte_timeout",
+            Self::ClientTimeout => "client_timeout",
             Self::IdleTimeout => "idle_timeout",
             Self::Ejected => "ejected",
             Self::Busy => "busy",

@@ -36,6 +36,14 @@ health_check_timeout: 1s 500ms
 health_check_rise: 1
 health_check_fall: 5
 eject_time: 0
+eject_time_max: 1m
+eject_failures: 1
+eject_error_percent: 100
+eject_error_window: 1m
+eject_error_volume: 1
+busy_time: 2s
+busy_time_max: 1m
+slow_start: 0s
 strategy: round_robin
 prefix_length: 1024
 concurrency_threshold: 0x10

@@ -17,8 +17,8 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
         ("HOME", "/root"),
     ];
     let config = load(sources(file, &environment, &[("--retries", "retries", "7")])).unwrap();
-    assert_eq!((config.proxy.retries, config.proxy.retry_budget_floor), (7, 5));
-    assert_eq!((config.proxy.max_body, config.proxy.retry_budget_percent), (1 << 20, 20));
+    assert_eq!((config.proxy.retries, config.proxy.retry_budget.floor), (7, 5));
+    assert_eq!((config.proxy.max_body, config.proxy.retry_budget.percent), (1 << 20, 20));
     assert_eq!(config.replicas, [replica("x", "c:80", 2, &[]), replica("d", "d:80", 1, &[])]);
     assert_eq!(config.key.includes, Includes { tools: true, media: true });
     assert_eq!(config.proxy.expose_paths, ["/a", "/b*"]);
