@@ -12,6 +12,7 @@ from bench import Fault
 from rig import asks
 from rig.aborts import STAGES, abort
 from rig.exchange import Connection
+from rig.processes import eventually
 
 ABORTS = 1000
 RELOADS = 1000
@@ -75,6 +76,23 @@ async def reloads(bench):
     await bench.warm_up(3)
     known = set(await bench.router.outstanding())
     bench.expect("all replicas are in the fleet at the end", known == {replica.name for replica in bench.replicas}, known)
+
+
+async def changed_file(bench):
+    """Nobody is told: the router sees by itself that the file has changed. What runs on a replica that leaves ends in peace."""
+    await bench.post("/api/v1/reload")
+    await bench.warm_up(3)
+    leaver = bench.replicas[-1].name
+    changed_at = time.monotonic()
+    write_config(bench, 1)
+    await eventually("a replica that the file has no more leaves", lambda: leaver not in bench.watch.seen[-1][1])
+    bench.stop = bench.watch.stopped(leaver, changed_at)
+    changed_at = time.monotonic()
+    write_config(bench, 2)
+    await eventually("it is back", lambda: bench.watch.resumed(leaver, changed_at) is not None)
+    bench.resume = bench.watch.resumed(leaver, changed_at)
+    bench.expect("changes are noticed within 5 s", max(bench.stop, bench.resume) <= 5, f"{bench.stop:.1f} s, {bench.resume:.1f} s")
+    await bench.warm_up()
 
 
 async def drains(bench):
@@ -178,6 +196,7 @@ def needs_full():
 FAULTS = [
     Fault("1,000 client aborts", f"clients leave at: {', '.join(STAGES)}", aborts, rate=60),
     Fault("reload in a loop", f"{RELOADS} times SIGHUP, each time with another file", reloads, others=with_file, urls=lambda _: []),
+    Fault("changed file", "a replica is taken out of the file, and put back; no signal", changed_file, others=with_file, urls=lambda _: []),
     Fault("drain in a loop", "drain and undrain of each replica in turn for 10 s", drains),
     Fault("log to /dev/full", "the router's standard output cannot be written", log_full, others=to_full, urls=lambda b: b.named(*b.replicas), missing=needs_full),
     Fault("log disk full", "the router's standard output is on a full disk (tmpfs of 64 KiB)", log_full, others=small_disk, urls=lambda b: b.named(*b.replicas), missing=only_root),
