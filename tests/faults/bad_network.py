@@ -135,6 +135,7 @@ async def names_gone(bench):
 
 
 ROOT = {"place": in_namespace, "missing": namespaces.missing}
+NETEM = {"place": in_namespace, "missing": namespaces.netem_missing}
 
 FAULTS = [
     Fault("black hole", "packets to and from one replica's host are swallowed for 12 s (network namespace)", black_hole, settings=dict(NO_GATE), **ROOT),
@@ -145,9 +146,9 @@ FAULTS = [
         settings=NO_GATE | {"idle_timeout": "5s"},
         **ROOT,
     ),
-    Fault("delay 100 ms (netem)", "netem delay 100ms 20ms to one replica", netem("delay", "100ms", "20ms"), place=in_namespace, missing=namespaces.netem_missing),
-    Fault("loss 5 % (netem)", "netem loss 5% to one replica", netem("loss", "5%"), place=in_namespace, missing=namespaces.netem_missing),
-    Fault("delay 100 ms (relay)", "a relay in user space delays every piece by 100 ms each way, to all replicas", just_load, rate=60, **through_relay(delay=0.1)),
+    Fault("delay 100 ms (netem)", "netem delay 100ms 20ms to one replica", netem("delay", "100ms", "20ms"), **NETEM),
+    Fault("loss 5 % (netem)", "netem loss 5% to one replica", netem("loss", "5%"), **NETEM),
+    Fault("delay 100 ms (relay)", "a relay delays every piece by 100 ms each way, to all replicas", just_load, rate=60, **through_relay(delay=0.1)),
     Fault("trickle (relay)", "a relay passes 7 bytes at a time, a millisecond apart", just_load, rate=30, **through_relay(trickle=7)),
     Fault("stall (relay)", "a relay holds every 20th piece for 2 s, as retransmissions do", just_load, rate=60, **through_relay(stall=2.0)),
     Fault(

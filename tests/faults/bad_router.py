@@ -185,6 +185,10 @@ async def terminated(bench):
     bench.note(f"{len(not_taken)} found it gone, {on_kept} of them on a connection that had been kept")
 
 
+def replicas_alone(bench):
+    return bench.named(*bench.replicas)
+
+
 def only_root():
     return None if os.geteuid() == 0 else "needs root"
 
@@ -198,8 +202,8 @@ FAULTS = [
     Fault("reload in a loop", f"{RELOADS} times SIGHUP, each time with another file", reloads, others=with_file, urls=lambda _: []),
     Fault("changed file", "a replica is taken out of the file, and put back; no signal", changed_file, others=with_file, urls=lambda _: []),
     Fault("drain in a loop", "drain and undrain of each replica in turn for 10 s", drains),
-    Fault("log to /dev/full", "the router's standard output cannot be written", log_full, others=to_full, urls=lambda b: b.named(*b.replicas), missing=needs_full),
-    Fault("log disk full", "the router's standard output is on a full disk (tmpfs of 64 KiB)", log_full, others=small_disk, urls=lambda b: b.named(*b.replicas), missing=only_root),
+    Fault("log to /dev/full", "its standard output cannot be written", log_full, others=to_full, urls=replicas_alone, missing=needs_full),
+    Fault("log disk full", "its standard output is on a full disk (tmpfs of 64 KiB)", log_full, others=small_disk, urls=replicas_alone, missing=only_root),
     Fault("no file descriptors", "200 descriptors, 600 idle connections for 3 s", no_files, router={"files": 200}, rate=60),
     Fault("SIGTERM under load", "the router is told to stop at 150 requests/s", terminated, ends_router=True),
 ]

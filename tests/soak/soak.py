@@ -34,6 +34,8 @@ SHORTEST = 10
 # Gauges that the router may have besides; each is told where it is there, and has to be back at the end.
 GAUGES = re.compile(r"^prefix_router_(?!process_|outstanding|replica_|discovery_|build_)\w*(tasks|buffer|queue|connections|waiting)\w*$")
 
+NO_GAUGES = ("_total", "_bucket", "_sum", "_count")
+
 
 class Soak:
     def __init__(self, arguments, folder):
@@ -98,7 +100,7 @@ class Soak:
 
     async def look(self):
         samples = await self.router.metrics()
-        gauges = {name: total(samples, name) for name in samples if GAUGES.match(name) and not name.endswith(("_total", "_bucket", "_sum", "_count"))}
+        gauges = {name: total(samples, name) for name in samples if GAUGES.match(name) and not name.endswith(NO_GAUGES)}
         return {
             "memory": self.router.resident(), "descriptors": self.router.files_open(), "threads": self.router.threads(),
             "outstanding": int(total(samples, "prefix_router_outstanding")), **gauges,
@@ -207,8 +209,8 @@ class Soak:
         """A body of 8 MiB each ten seconds."""
         while True:
             await asyncio.sleep(10)
-            text = "a" * (8 << 20)
-            body = json.dumps({"model": asks.MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}]}]})
+            image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "a" * (8 << 20)}}
+            body = json.dumps({"model": asks.MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": [image]}]})
             head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             status = await self.status_of((head + body).encode())
             if status != 200:
@@ -274,7 +276,8 @@ class Soak:
 
     def tell(self):
         at = lambda share: min(self.samples, key=lambda sample: abs(sample[0] - share * self.seconds))[1]
-        columns = {"at rest, before": self.rest_before, "begin": self.samples[0][1], "quarter": at(0.25), "half": at(0.5), "end": self.samples[-1][1], "at rest, after": self.rest_after}
+        columns = {"at rest, before": self.rest_before, "begin": self.samples[0][1], "quarter": at(0.25), "half": at(0.5)}
+        columns |= {"end": self.samples[-1][1], "at rest, after": self.rest_after}
         rows = []
         for what in self.rest_before:
             cell = lambda value: f"{value / 2**20:.1f} MiB" if what == "memory" else f"{value:g}"

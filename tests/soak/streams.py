@@ -144,7 +144,8 @@ async def measure(arguments, folder):
         if router:
             router.kill()
     at_once = tuple(int(statistics.median(values)) for values in zip(*plateau)) if plateau else (0, 0, 0)
-    rows = [[when, f"{memory / 2**20:.1f} MiB", files, threads] for when, (memory, files, threads) in zip(("before", "all at once", "after"), (before, at_once, after))]
+    looks = {"before": before, "all at once": at_once, "after": after}
+    rows = [[when, f"{memory / 2**20:.1f} MiB", files, threads] for when, (memory, files, threads) in looks.items()]
     print(text(["", "memory", "descriptors", "threads"], rows))
     whole = sum(result["whole"] for result in results)
     print(f"\n{share * CLIENTS} streams, {most} at one time, {whole} whole, half over HTTP/1.1, half over h2c ({H2_STREAMS} to a connection)")
