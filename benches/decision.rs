@@ -44,6 +44,7 @@ fn choice(c: &mut Criterion) {
             authority: String::new(),
             weight: Weight::clamped(1),
             models: Vec::new(),
+            drain: false,
         });
         let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
         for replica in fleet.snapshot().replicas() {

@@ -164,11 +164,11 @@ impl ConfigFlags {
 }
 
 fn serve(flags: ConfigFlags) -> ExitCode {
-    let config = match config::load(flags.sources()) {
-        Ok(config) => config,
+    let reading = match config::Reading::new(flags.sources()) {
+        Ok(reading) => reading,
         Err(errors) => return complain(WRONG_USE, errors),
     };
-    match app::run(config) {
+    match app::run(reading) {
         Ok(()) => ExitCode::SUCCESS,
         // `{:#}` is the whole chain of causes.
         Err(error) => complain(FAILED, format_args!("error: {error:#}")),

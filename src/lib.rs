@@ -26,7 +26,7 @@
 //! use prefix_router::routing::{self, Candidates, Chooser, Reason};
 //! use prefix_router::units::Weight;
 //!
-//! let replica = |name: &str| ReplicaSpec { name: name.into(), authority: name.into(), weight: Weight::clamped(1), models: vec![] };
+//! let replica = |name: &str| ReplicaSpec { name: name.into(), authority: name.into(), weight: Weight::clamped(1), models: vec![], drain: false };
 //! let mut fleet = Fleet::new(vec![replica("a:8000"), replica("b:8000")], health::Settings::default(), 0);
 //! for replica in fleet.snapshot().replicas() {
 //!     fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);

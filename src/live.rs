@@ -3,18 +3,34 @@
 //!
 //! It decides nothing; `fleet` does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use rand::RngExt;
 use tokio::sync::watch;
 
-use crate::fleet::{Change, Fleet, Membership, Outcome, Replica, ReplicaSpec, Snapshot, State};
+use crate::fleet::{Change, Fleet, Membership, Outcome, Replica, ReplicaSpec, Snapshot, State, health};
+use crate::resolver::HostNames;
 use crate::telemetry::Metrics;
-use crate::upstream::{Connector, UnusableReplica, Upstream};
+use crate::upstream::{self, Connector, UnusableReplica, Upstream};
+
+/// What holds for all replicas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// When one counts as up.
+    pub health: health::Settings,
+    /// Connections to them.
+    pub upstream: upstream::Settings,
+    /// Seeds the rings.
+    pub hash_seed: u64,
+}
+
+/// How long a replica may be away and still be drained when it returns: longer than a restart or a flapping name takes, and too short for its
+/// address to be somebody else's.
+const DRAIN_MEMORY: Duration = Duration::from_secs(600);
 
 /// What a request sees: the fleet's picture, and the connections to the replicas in it. They change together.
 pub struct View {
@@ -47,21 +63,50 @@ impl Deref for View {
 
 /// The fleet's one writer, shared.
 pub struct LiveFleet {
-    fleet: Mutex<Fleet>,
+    inner: Mutex<Inner>,
     view: ArcSwap<View>,
     changes: watch::Sender<()>,
-    connector: Connector,
     metrics: Arc<Metrics>,
+    health: watch::Sender<health::Settings>,
     /// Held while the membership changes, so that one change follows another. Requests do not need it.
-    changing: tokio::sync::Mutex<()>,
+    changing: tokio::sync::Mutex<Rest>,
+}
+
+/// The fleet, and who is drained by request: since when such a replica has been away, if it is.
+struct Inner {
+    fleet: Fleet,
+    drained: HashMap<String, Option<Instant>>,
+}
+
+/// What only a change of the membership needs.
+struct Rest {
+    connector: Connector,
+    hash_seed: u64,
+}
+
+/// Why a replica is not drained, or still is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DrainError {
+    /// There is no such replica; the names of those that there are.
+    Unknown(Vec<String>),
+    /// The configuration drains it.
+    Configured,
 }
 
 impl LiveFleet {
-    /// Publishes the first picture of `fleet`, which has no replicas yet.
-    pub fn new(fleet: Fleet, connector: Connector, metrics: Arc<Metrics>) -> Arc<Self> {
-        let view = ArcSwap::from_pointee(View { snapshot: fleet.snapshot(), upstreams: Arc::default() });
-        let changes = watch::Sender::new(());
-        Arc::new(Self { fleet: Mutex::new(fleet), view, changes, connector, metrics, changing: tokio::sync::Mutex::default() })
+    /// A fleet without replicas. Fails where the key for replicas cannot stand in a header.
+    pub fn new(settings: Settings, names: HostNames, metrics: Arc<Metrics>) -> Result<Arc<Self>, UnusableReplica> {
+        let Settings { health, upstream, hash_seed } = settings;
+        let connector = Connector::new(upstream, names)?;
+        let fleet = Fleet::new(Vec::new(), health.clone(), hash_seed);
+        Ok(Arc::new(Self {
+            view: ArcSwap::from_pointee(View { snapshot: fleet.snapshot(), upstreams: Arc::default() }),
+            inner: Mutex::new(Inner { fleet, drained: HashMap::new() }),
+            changes: watch::Sender::new(()),
+            metrics,
+            health: watch::Sender::new(health),
+            changing: tokio::sync::Mutex::new(Rest { connector, hash_seed }),
+        }))
     }
 
     /// The picture as of now.
@@ -77,12 +122,25 @@ impl LiveFleet {
     /// Makes the fleet those replicas and no others, and publishes that. `complete` says whether these are all that there are. Who stays keeps
     /// count, health and connections; who left ends its requests and gets no new ones. An error changes nothing.
     pub async fn set(&self, specs: Vec<ReplicaSpec>, complete: bool) -> Result<(), UnusableReplica> {
-        let _changing = self.changing.lock().await;
-        let before = Arc::clone(self.fleet().membership());
+        self.change(specs, complete, None).await
+    }
+
+    /// The same, under other settings from the same moment on.
+    pub async fn set_under(&self, settings: Settings, specs: Vec<ReplicaSpec>, complete: bool) -> Result<(), UnusableReplica> {
+        self.change(specs, complete, Some(settings)).await
+    }
+
+    async fn change(&self, specs: Vec<ReplicaSpec>, complete: bool, settings: Option<Settings>) -> Result<(), UnusableReplica> {
+        let mut rest = self.changing.lock().await;
+        let (connector, hash_seed) = match &settings {
+            Some(settings) => (rest.connector.with(settings.upstream.clone())?, settings.hash_seed),
+            None => (rest.connector.clone(), rest.hash_seed),
+        };
+        let before = Arc::clone(self.inner().fleet.membership());
         let next = {
             let before = Arc::clone(&before);
             // Rings take their time: on a thread that serves nobody, and outside of the lock that requests need.
-            let built = tokio::task::spawn_blocking(move || before.next(specs, complete)).await;
+            let built = tokio::task::spawn_blocking(move || before.next_seeded(specs, complete, hash_seed)).await;
             match built {
                 Ok(next) => Arc::new(next),
                 Err(error) => {
@@ -98,28 +156,73 @@ impl LiveFleet {
         let mut upstreams = Upstreams::with_capacity(next.replicas().len());
         for replica in next.replicas() {
             let upstream = match view.upstream(replica) {
-                Some(known) => Arc::clone(known),
-                None => self.connector.connect(replica)?,
+                Some(known) => connector.adopt(known),
+                None => connector.connect(replica)?,
             };
             upstreams.insert(replica.incarnation(), upstream);
         }
         self.metrics.show(next.replicas());
-        let mut fleet = self.fleet();
-        fleet.adopt(Arc::clone(&next));
-        self.view.store(Arc::new(View { snapshot: fleet.snapshot(), upstreams: Arc::new(upstreams) }));
-        drop(fleet);
+        let mut inner = self.inner();
+        inner.adopt(&before, &next, Instant::now());
+        if let Some(settings) = settings {
+            inner.fleet.configure(settings.health.clone());
+            self.health.send_if_modified(|health| std::mem::replace(health, settings.health.clone()) != settings.health);
+        }
+        self.view.store(Arc::new(View { snapshot: inner.fleet.snapshot(), upstreams: Arc::new(upstreams) }));
+        drop(inner);
+        *rest = Rest { connector, hash_seed };
         self.changes.send_replace(());
         tell(&before, &next);
         Ok(())
     }
 
+    /// When a replica counts as up, as of now.
+    pub fn health(&self) -> watch::Receiver<health::Settings> {
+        self.health.subscribe()
+    }
+
+    /// Gives the replica `name` no new requests, or some again; whether that changed anything. It holds whatever is reloaded, and for a replica that
+    /// leaves and returns within ten minutes.
+    pub fn drain(&self, name: &str, draining: bool) -> Result<bool, DrainError> {
+        let mut inner = self.inner();
+        let membership = Arc::clone(inner.fleet.membership());
+        let Some(replica) = membership.replicas().iter().find(|replica| replica.name() == name) else {
+            return Err(DrainError::Unknown(membership.replicas().iter().map(|replica| replica.name().to_owned()).collect()));
+        };
+        if !draining && replica.spec().drain {
+            return Err(DrainError::Configured);
+        }
+        let changed = match draining {
+            true => inner.drained.insert(name.to_owned(), None).is_none(),
+            false => inner.drained.remove(name).is_some(),
+        };
+        if changed {
+            inner.fleet.set_draining(name, draining);
+            self.publish(&inner.fleet);
+            drop(inner);
+            self.changes.send_replace(());
+            let outstanding = replica.outstanding();
+            if draining {
+                tracing::info!(replica = name, outstanding, "replica {name} is drained by request; {outstanding} requests there go on");
+            } else {
+                tracing::info!(replica = name, "replica {name} is drained no longer");
+            }
+        }
+        Ok(changed)
+    }
+
+    /// The names of the replicas that are drained by request.
+    pub fn drained(&self) -> HashSet<String> {
+        self.inner().drained.keys().cloned().collect()
+    }
+
     /// Takes note of what was seen of a replica, and publishes where that changes the picture. `why` is for the log.
     pub fn report(&self, replica: &Replica, outcome: Outcome, why: &str) {
-        let mut fleet = self.fleet();
-        let Some(change) = fleet.observe(replica, outcome, Instant::now(), rand::rng().random()) else { return };
+        let mut inner = self.inner();
+        let Some(change) = inner.fleet.observe(replica, outcome, Instant::now(), rand::rng().random()) else { return };
         let could_serve = self.view.load().can_serve();
-        self.publish(&fleet);
-        drop(fleet);
+        self.publish(&inner.fleet);
+        drop(inner);
         self.changes.send_replace(());
         if change.before != change.after {
             self.tell_state(replica, change, why);
@@ -154,17 +257,33 @@ impl LiveFleet {
         }
     }
 
-    fn fleet(&self) -> std::sync::MutexGuard<'_, Fleet> {
+    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
         // Nothing panics while it holds this lock; were it to, the fleet would still be sound.
-        self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Goes on with `next`, in which are drained whom the configuration or a request drains.
+    fn adopt(&mut self, before: &Membership, next: &Arc<Membership>, now: Instant) {
+        let present: HashSet<&str> = next.replicas().iter().map(|replica| replica.name()).collect();
+        for (name, away) in &mut self.drained {
+            *away = if present.contains(name.as_str()) { None } else { Some(away.unwrap_or(now)) };
+        }
+        self.drained.retain(|_, away| away.is_none_or(|since| now.duration_since(since) < DRAIN_MEMORY));
+        for gone in before.replicas().iter().filter(|replica| !present.contains(replica.name())) {
+            self.fleet.set_draining(gone.name(), false);
+        }
+        self.fleet.adopt(Arc::clone(next));
+        for replica in next.replicas() {
+            self.fleet.set_draining(replica.name(), replica.spec().drain || self.drained.contains_key(replica.name()));
+        }
     }
 }
 
 /// Logs who joined and who left.
 fn tell(before: &Membership, after: &Membership) {
-    let is_in = |membership: &Membership| {
-        membership.replicas().iter().map(|replica| replica.incarnation()).collect::<std::collections::HashSet<_>>()
-    };
+    let is_in = |membership: &Membership| membership.replicas().iter().map(|replica| replica.incarnation()).collect::<HashSet<_>>();
     let (were, are) = (is_in(before), is_in(after));
     for replica in before.replicas().iter().filter(|replica| !are.contains(&replica.incarnation())) {
         let (replica, outstanding) = (replica.name(), replica.outstanding());

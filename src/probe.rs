@@ -5,6 +5,7 @@
 use std::io::ErrorKind;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::fleet::{Outcome, State, health};
@@ -17,11 +18,11 @@ const MAX_ANSWER: usize = 64 * 1_024;
 
 /// Checks one replica as long as it is in the fleet, and then until the last request there has ended: whoever waits there for an answer has nobody
 /// else to tell that none will come.
-pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: health::Settings) {
+pub async fn run(mut upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, mut settings: watch::Receiver<health::Settings>) {
     loop {
-        let checked = timeout(settings.timeout, check(&upstream, &settings.path)).await;
-        let checked =
-            checked.unwrap_or_else(|_| Err(Failure::Silent(format!("{} did not answer within {:?}", settings.path, settings.timeout))));
+        let now = settings.borrow_and_update().clone();
+        let checked = timeout(now.timeout, check(&upstream, &now.path)).await;
+        let checked = checked.unwrap_or_else(|_| Err(Failure::Silent(format!("{} did not answer within {:?}", now.path, now.timeout))));
         match checked {
             Ok(()) => fleet.report(upstream.replica(), Outcome::CheckPassed, ""),
             // One that is being stopped takes nothing new, and still ends what it has begun.
@@ -31,7 +32,14 @@ pub async fn run(upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, settings: healt
         }
         // As good a time as any to let go of connections that nobody came for.
         upstream.close_idle();
-        pause(settings.interval).await;
+        tokio::select! {
+            () = pause(now.interval) => {}
+            // Without a sender nothing changes any more.
+            Ok(()) = settings.changed() => {}
+        }
+        if let Some(upstream_now) = fleet.view().upstream(upstream.replica()) {
+            upstream = Arc::clone(upstream_now);
+        }
         if has_left(&upstream, &fleet) && upstream.replica().outstanding() == 0 {
             return;
         }

@@ -21,7 +21,7 @@ use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_io_timeout::TimeoutStream;
@@ -37,7 +37,9 @@ pub struct Settings {
     pub header_timeout: Duration,
     /// A client that takes nothing of its answer for this long is cut off; zero: never.
     pub write_timeout: Duration,
-    /// How long requests in flight may still take once the router is told to stop.
+    /// How long all is served as before once the router is told to stop, so that whoever sends requests here can hear of it.
+    pub drain_delay: Duration,
+    /// How long requests in flight may still take after that.
     pub drain_timeout: Duration,
     /// Threads that serve; zero: one per core.
     pub worker_threads: usize,
@@ -49,6 +51,7 @@ impl Default for Settings {
             max_connections: 16_384,
             header_timeout: Duration::from_secs(75),
             write_timeout: Duration::from_secs(300),
+            drain_delay: Duration::ZERO,
             drain_timeout: Duration::from_secs(30),
             worker_threads: 0,
         }
@@ -75,20 +78,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 ///
 /// While the requests that were in flight end, new connections are still served: whoever has not yet heard that this router is leaving loses
 /// nothing.
-pub async fn serve(listener: TcpListener, routes: Router, settings: Settings, stop: impl Future<Output = ()>) {
-    let mut server = Server {
-        listener,
-        routes,
-        http: builder(&settings),
-        settings: settings.clone(),
-        permits: Arc::new(Semaphore::new(settings.max_connections)),
-        connections: JoinSet::new(),
-    };
+///
+/// Connections go by the settings of the moment at which they are taken; `settings` may change at any time.
+pub async fn serve(listener: TcpListener, routes: Router, settings: watch::Receiver<Settings>, stop: impl Future<Output = ()>) {
+    let mut server = Server { listener, routes, settings, is_ending: false, connections: JoinSet::new() };
     let before = GracefulShutdown::new();
     tokio::select! {
         () = stop => {}
         () = server.accept(&before) => {}
     }
+    server.is_ending = true;
     let late = GracefulShutdown::new();
     tokio::select! {
         () = before.shutdown() => {}
@@ -103,9 +102,9 @@ pub async fn serve(listener: TcpListener, routes: Router, settings: Settings, st
 struct Server {
     listener: TcpListener,
     routes: Router,
-    http: Arc<auto::Builder<TokioExecutor>>,
-    settings: Settings,
-    permits: Arc<Semaphore>,
+    settings: watch::Receiver<Settings>,
+    /// Whether connections are to be closed after one request.
+    is_ending: bool,
     connections: JoinSet<()>,
 }
 
@@ -114,28 +113,32 @@ impl Server {
     async fn accept(&mut self, graceful: &GracefulShutdown) {
         let mut warned = None;
         loop {
-            if self.permits.available_permits() == 0 && warned.is_none_or(|at: Instant| at.elapsed() > WARN_PAUSE) {
-                warned = Some(Instant::now());
-                tracing::warn!("{} connections are open (max_connections); further ones wait", self.settings.max_connections);
-            }
-            // The semaphore is never closed.
-            let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
-            match self.listener.accept().await {
-                Ok((stream, client)) => {
-                    let (http, routes, watcher) = (Arc::clone(&self.http), self.routes.clone(), graceful.watcher());
-                    let settings = self.settings.clone();
-                    self.connections.spawn(async move {
-                        serve_connection(stream, client, routes, http, watcher, settings).await;
-                        drop(permit);
-                    });
+            let settings = self.settings.borrow_and_update().clone();
+            let http = builder(&settings, self.is_ending);
+            loop {
+                while self.connections.try_join_next().is_some() {}
+                let is_full = self.connections.len() >= settings.max_connections;
+                if is_full && warned.is_none_or(|at: Instant| at.elapsed() > WARN_PAUSE) {
+                    warned = Some(Instant::now());
+                    tracing::warn!("{} connections are open (max_connections); further ones wait", self.connections.len());
                 }
-                Err(error) if is_one_connections(&error) => {}
-                Err(error) => {
-                    tracing::error!(error = error.to_string(), "cannot take a connection: {error}");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::select! {
+                    accepted = self.listener.accept(), if !is_full => match accepted {
+                        Ok((stream, client)) => {
+                            let (http, routes, settings) = (Arc::clone(&http), self.routes.clone(), settings.clone());
+                            self.connections.spawn(serve_connection(stream, client, routes, http, graceful.watcher(), settings));
+                        }
+                        Err(error) if is_one_connections(&error) => {}
+                        Err(error) => {
+                            tracing::error!(error = error.to_string(), "cannot take a connection: {error}");
+                            tokio::time::sleep(ACCEPT_PAUSE).await;
+                        }
+                    },
+                    Some(_) = self.connections.join_next() => {}
+                    // Without a sender nothing changes any more.
+                    Ok(()) = self.settings.changed() => break,
                 }
             }
-            while self.connections.try_join_next().is_some() {}
         }
     }
 }
@@ -145,12 +148,14 @@ fn is_one_connections(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-fn builder(settings: &Settings) -> Arc<auto::Builder<TokioExecutor>> {
+/// How HTTP is spoken; where all is about to end, a connection of HTTP/1.1 ends with its first request, and says so.
+fn builder(settings: &Settings, is_ending: bool) -> Arc<auto::Builder<TokioExecutor>> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
         .max_buf_size(MAX_HEAD)
+        .keep_alive(!is_ending)
         .header_read_timeout((!settings.header_timeout.is_zero()).then_some(settings.header_timeout));
     builder.http2().timer(TokioTimer::new()).max_header_list_size(MAX_HEAD as u32).keep_alive_interval(KEEPALIVE);
     Arc::new(builder)

@@ -75,38 +75,72 @@ pub enum SendError {
 
 /// Whose address or key cannot stand in a request.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot send requests to replica {replica}: {source}")]
+#[error("cannot send requests to {whom}: {source}")]
 pub struct UnusableReplica {
-    replica: String,
+    whom: String,
     source: hyper::http::Error,
 }
 
-/// Makes the connections of all replicas alike.
-pub struct Connector {
-    /// How connections are made and kept.
-    pub settings: Settings,
-    /// The names of replicas that are known by one.
-    pub names: HostNames,
+/// What holds for requests to all replicas alike.
+struct Terms {
+    settings: Settings,
+    authorization: Option<HeaderValue>,
 }
 
-impl Connector {
-    /// A pool without connections. Fails where the address or the key cannot stand in a header.
-    pub fn connect(&self, replica: &Arc<Replica>) -> Result<Arc<Upstream>, UnusableReplica> {
-        let unusable = |error: hyper::http::Error| UnusableReplica { replica: replica.name().to_owned(), source: error };
-        let authority = &replica.spec().authority;
-        let host = HeaderValue::from_str(authority).map_err(|error| unusable(error.into()))?;
-        let key = self.settings.api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.reveal())));
-        let mut authorization = key.transpose().map_err(|error| unusable(error.into()))?;
+impl Terms {
+    fn new(settings: Settings) -> Result<Arc<Self>, UnusableReplica> {
+        let key = settings.api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.reveal())));
+        let unusable = |error: hyper::header::InvalidHeaderValue| UnusableReplica { whom: "any replica".to_owned(), source: error.into() };
+        let mut authorization = key.transpose().map_err(unusable)?;
         if let Some(value) = &mut authorization {
             value.set_sensitive(true);
         }
+        Ok(Arc::new(Self { settings, authorization }))
+    }
+}
+
+/// Makes the connections of all replicas alike.
+#[derive(Clone)]
+pub struct Connector {
+    terms: Arc<Terms>,
+    names: Arc<HostNames>,
+}
+
+impl Connector {
+    /// One that finds replicas which are known by a name among `names`. Fails where the key cannot stand in a header.
+    pub fn new(settings: Settings, names: HostNames) -> Result<Self, UnusableReplica> {
+        Ok(Self { terms: Terms::new(settings)?, names: Arc::new(names) })
+    }
+
+    /// The same with other settings. Fails where the key cannot stand in a header.
+    pub fn with(&self, settings: Settings) -> Result<Self, UnusableReplica> {
+        let terms = if settings == self.terms.settings { Arc::clone(&self.terms) } else { Terms::new(settings)? };
+        Ok(Self { terms, names: Arc::clone(&self.names) })
+    }
+
+    /// A pool without connections. Fails where the address cannot stand in a header.
+    pub fn connect(&self, replica: &Arc<Replica>) -> Result<Arc<Upstream>, UnusableReplica> {
+        let authority = &replica.spec().authority;
+        let unusable = |error: hyper::header::InvalidHeaderValue| {
+            let whom = format!("replica {}", replica.name());
+            UnusableReplica { whom, source: error.into() }
+        };
+        let host = HeaderValue::from_str(authority).map_err(unusable)?;
         let address = match (authority.parse(), host_and_port(authority)) {
             (Ok(literal), _) => Address::Literal(literal),
             (Err(_), Some((host, port))) => Address::Name(self.names.get(host), port),
             (Err(_), None) => Address::None,
         };
-        let (replica, settings) = (Arc::clone(replica), self.settings.clone());
-        Ok(Arc::new(Upstream { replica, settings, address, host, authorization, idle: Mutex::default() }))
+        let link = Link { replica: Arc::clone(replica), address, host, idle: Mutex::default() };
+        Ok(Arc::new(Upstream { terms: Arc::clone(&self.terms), link: Arc::new(link) }))
+    }
+
+    /// The same connections by the settings of this connector.
+    pub fn adopt(&self, upstream: &Arc<Upstream>) -> Arc<Upstream> {
+        if Arc::ptr_eq(&upstream.terms, &self.terms) {
+            return Arc::clone(upstream);
+        }
+        Arc::new(Upstream { terms: Arc::clone(&self.terms), link: Arc::clone(&upstream.link) })
     }
 }
 
@@ -119,21 +153,37 @@ enum Address {
     None,
 }
 
-/// The connections to one replica.
+/// The connections to one replica, and the settings by which they are used.
 pub struct Upstream {
+    terms: Arc<Terms>,
+    link: Arc<Link>,
+}
+
+/// The connections alone, which stay when settings change.
+pub struct Link {
     replica: Arc<Replica>,
-    settings: Settings,
     address: Address,
     host: HeaderValue,
-    authorization: Option<HeaderValue>,
     /// The most recently used at the back.
     idle: Mutex<VecDeque<(Connection, Instant)>>,
+}
+
+impl Link {
+    /// The replica at the other end.
+    pub fn replica(&self) -> &Arc<Replica> {
+        &self.replica
+    }
 }
 
 impl Upstream {
     /// The replica at the other end.
     pub fn replica(&self) -> &Arc<Replica> {
-        &self.replica
+        &self.link.replica
+    }
+
+    /// The connections, whatever the settings.
+    pub fn link(&self) -> &Arc<Link> {
+        &self.link
     }
 
     /// Sends `outgoing` and waits for the head of the answer. Dropping the future, or the connection it returns, closes the connection at once.
@@ -195,15 +245,15 @@ impl Upstream {
         *request.method_mut() = outgoing.method.clone();
         *request.uri_mut() = outgoing.target.clone();
         *request.headers_mut() = outgoing.headers.clone();
-        request.headers_mut().insert(HOST, self.host.clone());
-        if let Some(authorization) = &self.authorization {
+        request.headers_mut().insert(HOST, self.link.host.clone());
+        if let Some(authorization) = &self.terms.authorization {
             request.headers_mut().insert(AUTHORIZATION, authorization.clone());
         }
         request
     }
 
     async fn connect(&self) -> Result<Connection, SendError> {
-        let stream = match &self.address {
+        let stream = match &self.link.address {
             Address::Literal(address) => self.dial(*address, self.deadline()).await,
             Address::Name(name, port) => match self.resolve(name, *port).await {
                 // DNS has had a time of its own: the replica gets all of this.
@@ -211,7 +261,7 @@ impl Upstream {
                 // Not a kind by which the replica would look guilty.
                 Err(error) => Err(io::Error::other(format!("the name {} does not resolve: {error}", name.host()))),
             },
-            Address::None => Err(io::Error::other(format!("{} is not a host and a port", self.replica.spec().authority))),
+            Address::None => Err(io::Error::other(format!("{} is not a host and a port", self.replica().spec().authority))),
         }
         .map_err(SendError::Connect)?;
         stream.set_nodelay(true).map_err(SendError::Connect)?;
@@ -226,7 +276,7 @@ impl Upstream {
 
     /// When what begins now has to be done; `None`: no limit.
     fn deadline(&self) -> Option<Instant> {
-        let limit = self.settings.connect_timeout;
+        let limit = self.terms.settings.connect_timeout;
         (!limit.is_zero()).then(|| Instant::now() + limit)
     }
 
@@ -235,7 +285,7 @@ impl Upstream {
         let late = || {
             io::Error::new(
                 io::ErrorKind::TimedOut,
-                format!("no answer from {address} within {:?} (connect_timeout)", self.settings.connect_timeout),
+                format!("no answer from {address} within {:?} (connect_timeout)", self.terms.settings.connect_timeout),
             )
         };
         timeout_at(by, TcpStream::connect(address)).await.unwrap_or_else(|_| Err(late()))
@@ -259,7 +309,7 @@ impl Upstream {
     /// The addresses of a replica that is known by a name. Where none was found yet this waits as long as connecting may take, but the lookup goes on:
     /// whoever comes later has its answer.
     async fn resolve(&self, name: &Arc<HostName>, port: u16) -> Result<Vec<SocketAddr>, LookupError> {
-        let limit = self.settings.connect_timeout;
+        let limit = self.terms.settings.connect_timeout;
         let asking = name.addresses();
         let found = if limit.is_zero() { asking.await } else { timeout(limit, asking).await.unwrap_or(Err(LookupError::Timeout)) };
         Ok(found?.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
@@ -277,7 +327,7 @@ impl Upstream {
     /// Keeps a connection whose answer has been read to its end.
     pub fn give_back(&self, connection: Connection) {
         let mut idle = self.idle();
-        if idle.len() < self.settings.pool_max_idle {
+        if idle.len() < self.terms.settings.pool_max_idle {
             idle.push_back((connection, Instant::now()));
         }
     }
@@ -289,7 +339,7 @@ impl Upstream {
 
     fn close_expired(&self, idle: &mut VecDeque<(Connection, Instant)>) {
         let now = Instant::now();
-        while idle.front().is_some_and(|(_, since)| now.duration_since(*since) >= self.settings.pool_idle_timeout) {
+        while idle.front().is_some_and(|(_, since)| now.duration_since(*since) >= self.terms.settings.pool_idle_timeout) {
             idle.pop_front();
         }
         while idle.back().is_some_and(|(connection, _)| connection.sender.is_closed()) {
@@ -299,7 +349,7 @@ impl Upstream {
 
     fn idle(&self) -> std::sync::MutexGuard<'_, VecDeque<(Connection, Instant)>> {
         // Nothing panics while it holds this lock.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.link.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -17,7 +17,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     ("pause", &[]),
     ("resolver", &["units"]),
     ("upstream", &["units", "request", "fleet", "telemetry", "resolver"]),
-    ("live", &["units", "request", "fleet", "routing", "telemetry", "upstream"]),
+    ("live", &["units", "request", "fleet", "routing", "telemetry", "resolver", "upstream"]),
     ("discovery", &["units", "request", "fleet", "telemetry", "pause", "resolver"]),
     ("probe", &["units", "request", "fleet", "routing", "telemetry", "pause", "live", "upstream"]),
     ("proxy", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::errors::{ConfigErrors, Origin, Report, nearest};
+use super::errors::{ConfigErrors, Origin, Report, nearest, shown};
 use super::keys::{self, Key};
 
 /// The variable that names the file.
@@ -11,18 +11,22 @@ pub(super) const FILE: &str = "PREFIX_ROUTER_CONFIG";
 
 const PREFIX: &str = "PREFIX_ROUTER_";
 
+/// The file that the environment names, if it does.
+pub(super) fn file(environment: &[(OsString, OsString)]) -> Option<PathBuf> {
+    environment.iter().find(|(name, value)| name == FILE && !value.is_empty()).map(|(_, value)| PathBuf::from(value))
+}
+
 /// What the environment says.
 #[derive(Default)]
 pub(super) struct Variables {
-    pub(super) file: Option<PathBuf>,
     pub(super) settings: Vec<(&'static Key, Origin, String)>,
 }
 
 /// Finds our variables. An empty one counts as not set: compose files and manifests leave such behind.
-pub(super) fn read(environment: Vec<(OsString, OsString)>, errors: &mut ConfigErrors) -> Variables {
+pub(super) fn read(environment: &[(OsString, OsString)], errors: &mut ConfigErrors) -> Variables {
     let mut variables = Variables::default();
-    let mut ours: Vec<(String, OsString)> = environment
-        .into_iter()
+    let mut ours: Vec<(String, &OsString)> = environment
+        .iter()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
         .filter(|(name, value)| name.starts_with(PREFIX) && !value.is_empty())
         .collect();
@@ -31,7 +35,6 @@ pub(super) fn read(environment: Vec<(OsString, OsString)>, errors: &mut ConfigEr
     for (name, value) in ours {
         let Some(rest) = name.strip_prefix(PREFIX) else { continue };
         if name == FILE {
-            variables.file = Some(PathBuf::from(value));
             continue;
         }
         // `prefix_length` is written PREFIX_LENGTH, and in no other way.
@@ -41,7 +44,7 @@ pub(super) fn read(environment: Vec<(OsString, OsString)>, errors: &mut ConfigEr
         if key.is_none() && from_kubernetes(rest, text.unwrap_or_default()) {
             continue;
         }
-        let origin = Origin::Variable(name.clone());
+        let origin = Origin::Variable(shown(&name));
         match (key, text) {
             (Some(key), Some(text)) => variables.settings.push((key, origin, text.to_owned())),
             (Some(key), None) => {

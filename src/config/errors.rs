@@ -19,6 +19,11 @@ impl ConfigErrors {
         self.0.iter().any(|error| error.setting == key)
     }
 
+    /// Each error as a line of its own, as they are shown.
+    pub fn lines(&self) -> Vec<String> {
+        self.0.iter().map(ToString::to_string).collect()
+    }
+
     /// `value` if nothing is wrong, else all errors in their order.
     pub(super) fn or<T>(mut self, value: T) -> Result<T, Self> {
         if self.0.is_empty() {

@@ -12,22 +12,30 @@ use super::{Loader, keys, sagemaker, yaml};
 /// Far beyond a list of a thousand replicas; what is larger is no configuration but an accident, such as `/dev/zero`.
 const LARGEST: u64 = 1 << 20;
 
-/// Reads the file at `path`, which `named_by` asked for.
-pub(super) fn read(path: &Path, named_by: &str, loader: &mut Loader) {
-    let name = path.display().to_string();
+/// What a file held at one moment, or why it could not be read. Two that are equal say the same.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Contents(Result<Vec<u8>, String>);
+
+/// Reads the file at `path`, through links of any kind.
+pub(super) fn read(path: &Path) -> Contents {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LARGEST + 1).read_to_end(&mut bytes));
-    let text = match read {
+    Contents(read.map(|_| bytes).map_err(|error| error.to_string()))
+}
+
+/// Puts the settings in `contents`, which were read at `path`, into the configuration; `named_by` named the file.
+pub(super) fn apply_contents(contents: &Contents, path: &Path, named_by: &str, loader: &mut Loader) {
+    let name = path.display().to_string();
+    let text = match &contents.0 {
         Err(error) => Err((0, format!("cannot be read (it is named by {named_by}): {error}"))),
-        Ok(_) if bytes.len() as u64 > LARGEST => Err((0, "is larger than 1MiB; allowed: up to 1MiB".to_owned())),
-        Ok(_) => String::from_utf8(bytes).map_err(|error| {
-            let good = error.utf8_error().valid_up_to();
-            let line = 1 + error.as_bytes()[..good].iter().filter(|byte| **byte == b'\n').count();
+        Ok(bytes) if bytes.len() as u64 > LARGEST => Err((0, "is larger than 1MiB; allowed: up to 1MiB".to_owned())),
+        Ok(bytes) => std::str::from_utf8(bytes).map_err(|error| {
+            let line = 1 + bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
             (line, "is not UTF-8 from here on; allowed: YAML in UTF-8".to_owned())
         }),
     };
     match text {
-        Ok(text) => apply(&text, &name, loader),
+        Ok(text) => apply(text, &name, loader),
         Err((line, problem)) => {
             let origin = Origin::File(Arc::from(name));
             loader.errors.push(ConfigError { origin, line, key: String::new(), setting: "", problem });

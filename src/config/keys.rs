@@ -26,6 +26,17 @@ pub(super) struct Key {
     pub(super) default: &'static str,
     /// What it takes.
     pub(super) kind: Kind,
+    /// When a change of it takes effect.
+    pub(super) change: Change,
+}
+
+/// When a change of a setting takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// As soon as it is reloaded.
+    Live,
+    /// With the next start.
+    Restart,
 }
 
 /// The setting of that name.
@@ -51,7 +62,12 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 const fn key(name: &'static str, meaning: &'static str, default: &'static str, kind: Kind) -> Key {
-    Key { name, meaning, default, kind }
+    Key { name, meaning, default, kind, change: Change::Live }
+}
+
+/// One that is read at the start alone.
+const fn fixed(name: &'static str, meaning: &'static str, default: &'static str, kind: Kind) -> Key {
+    Key { name, meaning, default, kind, change: Change::Restart }
 }
 
 /// A field of [`Config`], as its kind reads and writes it. `at!(a.b)` is that field; `as` goes through the `u64` of whole
@@ -79,23 +95,34 @@ macro_rules! word {
 /// All settings, in the order of `config/reference.yaml`.
 pub(super) static KEYS: &[Key] = &[
     // Where it listens, and for how many.
-    key("listen", "Where clients connect; port 0 takes a free one.", "127.0.0.1:8080", Kind::Address(at!(listen))),
-    key("admin", "Where /metrics, /live and /ready are served; not for the outside.", "127.0.0.1:8081", Kind::Address(at!(admin))),
+    fixed("listen", "Where clients connect; port 0 takes a free one.", "127.0.0.1:8080", Kind::Address(at!(listen))),
+    fixed(
+        "admin",
+        "Where /metrics, /live, /ready and the API are served; not for the outside.",
+        "127.0.0.1:8081",
+        Kind::Address(at!(admin)),
+    ),
+    key(
+        "admin_token",
+        "Asked for on the admin port as `Authorization: Bearer TOKEN`, but for /metrics, /live and /ready; without it only this host is served.",
+        "~",
+        Kind::Secret(at!(clone access.token)),
+    ),
     key(
         "max_connections",
         "Connections from clients at one time; further ones wait to be accepted.",
         "16384",
         Kind::Number(1..=1_000_000, at!(server.max_connections as usize)),
     ),
-    key("worker_threads", "Threads that serve; 0 means one per core.", "0", Kind::Number(0..=1_024, at!(server.worker_threads as usize))),
+    fixed("worker_threads", "Threads that serve; 0 means one per core.", "0", Kind::Number(0..=1_024, at!(server.worker_threads as usize))),
     // The replicas.
     key(
         "replicas",
-        "The engine servers: a list of URLs, or of maps with url, name, weight and models; dns:// stands for all behind a name.",
+        "The engine servers: a list of URLs, or of maps with url, name, weight, models and drain; dns:// stands for all behind a name.",
         "[]",
         Kind::Replicas,
     ),
-    key(
+    fixed(
         "dns_servers",
         "Who is asked for the addresses behind names; without any, the servers of /etc/resolv.conf. /etc/hosts comes first in any case.",
         "[]",
@@ -130,7 +157,7 @@ pub(super) static KEYS: &[Key] = &[
         "upstream_api_key",
         "Sent to every replica as `Authorization: Bearer KEY`; without it the caller's own header passes.",
         "~",
-        Kind::Secret,
+        Kind::Secret(at!(clone upstream.api_key)),
     ),
     key("health_check_path", "What is asked of a replica to learn whether it is up.", "/health", Kind::Path(at!(clone health.path))),
     key(
@@ -330,10 +357,27 @@ pub(super) static KEYS: &[Key] = &[
         Kind::Time(NO_TIME..=Duration::from_millis(4_900), at!(upstream.pool_idle_timeout)),
     ),
     key("pool_max_idle", "Idle connections kept per replica.", "1024", Kind::Number(0..=65_536, at!(upstream.pool_max_idle as usize))),
-    // The end, and what is written meanwhile.
-    key("drain_timeout", "How long running requests may take after SIGTERM.", "30s", Kind::Time(NO_TIME..=HOUR, at!(server.drain_timeout))),
+    // Reloads, the end, and what is written meanwhile.
+    key(
+        "reload_interval",
+        "How often the configuration file is looked at; what has changed there is applied. 0s: only on SIGHUP and by the API.",
+        "2s",
+        Kind::Time(NO_TIME..=HOUR, at!(reload_interval)),
+    ),
+    key(
+        "drain_delay",
+        "How long all is served as before after SIGTERM, while /ready and /health say 503 already.",
+        "0s",
+        Kind::Time(NO_TIME..=HOUR, at!(server.drain_delay)),
+    ),
+    key(
+        "drain_timeout",
+        "How long running requests may take after SIGTERM and drain_delay.",
+        "30s",
+        Kind::Time(NO_TIME..=HOUR, at!(server.drain_timeout)),
+    ),
     key("log_level", "What is logged.", "info", word!(telemetry.level: Level)),
-    key("log_format", "How it is logged.", "text", word!(telemetry.format: LogFormat)),
+    fixed("log_format", "How it is logged.", "text", word!(telemetry.format: LogFormat)),
     key(
         "access_log",
         "Whether each request is logged, in one line without any of its text.",

@@ -31,8 +31,8 @@ pub(super) enum Kind {
     List { allowed: &'static str, good: fn(&str) -> bool, field: Field<Vec<String>> },
     /// The replicas.
     Replicas,
-    /// `upstream_api_key`. Neither printed nor shown in an error.
-    Secret,
+    /// A key or a token. Neither printed nor shown in an error.
+    Secret(Field<Option<Secret>>),
 }
 
 /// A place in [`Config`].
@@ -61,7 +61,7 @@ impl Kind {
             Kind::Path(_) => "a path that begins with /".to_owned(),
             Kind::List { allowed, .. } => (*allowed).to_owned(),
             Kind::Replicas => replicas::ALLOWED.to_owned(),
-            Kind::Secret => "visible ASCII characters".to_owned(),
+            Kind::Secret(_) => "visible ASCII characters".to_owned(),
         }
     }
 
@@ -79,7 +79,7 @@ impl Kind {
             }
             (Shape::Text(text), _) => {
                 if let Err(why) = self.set_text(config, text) {
-                    let text = if matches!(self, Kind::Secret) { "the value".to_owned() } else { shown(text) };
+                    let text = if matches!(self, Kind::Secret(_)) { "the value".to_owned() } else { shown(text) };
                     report.add(node.line, format!("{text} {why}; allowed: {}", self.allowed()));
                 }
             }
@@ -105,11 +105,7 @@ impl Kind {
                 }
                 (field.set)(config, time);
             }
-            Kind::Switch(field) => match text {
-                "true" | "True" | "TRUE" => (field.set)(config, true),
-                "false" | "False" | "FALSE" => (field.set)(config, false),
-                _ => return Err("is neither true nor false"),
-            },
+            Kind::Switch(field) => (field.set)(config, quantity::switch(text).ok_or("is neither true nor false")?),
             Kind::Word { set, .. } => {
                 if !set(config, text) {
                     return Err("is not known here");
@@ -121,7 +117,7 @@ impl Kind {
                 }
                 (field.set)(config, text.to_owned());
             }
-            Kind::Secret => {
+            Kind::Secret(field) => {
                 // It becomes part of a header; a line end at its end is the usual accident.
                 if text.is_empty() {
                     return Err("is empty");
@@ -129,7 +125,7 @@ impl Kind {
                 if !text.bytes().all(|b| b.is_ascii_graphic()) {
                     return Err("holds a space, a line end or another character that cannot be sent");
                 }
-                config.upstream.api_key = Some(Secret::new(text.to_owned()));
+                (field.set)(config, Some(Secret::new(text.to_owned())));
             }
             Kind::List { .. } | Kind::Replicas => return Err("is not a list"),
         }
@@ -177,8 +173,35 @@ impl Kind {
                 let sources = config.sources.iter().map(|source| replicas::print_source(source, quoted));
                 fixed.chain(sources).map(|item| format!("\n  - {item}")).collect()
             }
-            Kind::Secret if config.upstream.api_key.is_some() => " ~ # set, and hidden here".to_owned(),
-            Kind::Secret => " ~".to_owned(),
+            Kind::Secret(field) if (field.get)(config).is_some() => " ~ # set, and hidden here".to_owned(),
+            Kind::Secret(_) => " ~".to_owned(),
+        }
+    }
+
+    /// Whether both have the same value here. Prints tell, but for secrets, of which they show nothing.
+    pub(super) fn is_same(&self, one: &Config, other: &Config) -> bool {
+        match self {
+            Kind::Secret(field) => (field.get)(one) == (field.get)(other),
+            _ => self.print(one) == self.print(other),
+        }
+    }
+
+    /// Gives `to` the value that `from` has here.
+    pub(super) fn copy(&self, from: &Config, to: &mut Config) {
+        match self {
+            Kind::Address(field) => (field.set)(to, (field.get)(from)),
+            Kind::Number(_, field) => (field.set)(to, (field.get)(from)),
+            Kind::Size(_, field) => (field.set)(to, (field.get)(from)),
+            Kind::Time(_, field) => (field.set)(to, (field.get)(from)),
+            Kind::Switch(field) => (field.set)(to, (field.get)(from)),
+            Kind::Word { get, set, .. } => {
+                // It knows its own words.
+                set(to, get(from));
+            }
+            Kind::Path(field) => (field.set)(to, (field.get)(from)),
+            Kind::List { field, .. } => (field.set)(to, (field.get)(from)),
+            Kind::Replicas => (to.replicas, to.sources) = (from.replicas.clone(), from.sources.clone()),
+            Kind::Secret(field) => (field.set)(to, (field.get)(from)),
         }
     }
 }

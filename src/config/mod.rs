@@ -1,7 +1,8 @@
 //! `Config`: every setting of the router, composed from the modules that the settings belong to.
 //!
 //! A setting is a flag, else a variable `PREFIX_ROUTER_…`, else in the file, else at its default. [`load`] reads all
-//! sources and reports everything that is wrong in all of them at once. It starts nothing and contacts nobody.
+//! sources and reports everything that is wrong in all of them at once; [`Reading::again`] reads the file anew under the same flags and variables,
+//! and [`Config::follow`] tells what has changed. It starts nothing and contacts nobody.
 
 mod environment;
 mod errors;
@@ -19,10 +20,13 @@ mod yaml;
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use crate::{discovery, fleet, proxy, request, resolver, routing, server, telemetry, upstream};
+use crate::{admin, discovery, fleet, proxy, request, resolver, routing, server, telemetry, upstream};
 pub use errors::ConfigErrors;
 use errors::{Origin, Report};
+pub use file::Contents;
+use keys::Change;
 use yaml::Node;
 
 /// Everything that `serve` needs to know, validated. Built by [`load`]; `Config::default()` has every key at its default.
@@ -30,8 +34,10 @@ use yaml::Node;
 pub struct Config {
     /// Where clients connect. Port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Where `/metrics`, `/live` and `/ready` are served.
+    /// Where `/metrics`, `/live`, `/ready` and the API are served.
     pub admin: SocketAddr,
+    /// Who may use the API.
+    pub access: admin::Settings,
     /// The replicas that are listed one by one, in the order written; identities are distinct.
     pub replicas: Vec<fleet::ReplicaSpec>,
     /// Where others are found, in the order written.
@@ -52,6 +58,8 @@ pub struct Config {
     pub server: server::Settings,
     /// Logs.
     pub telemetry: telemetry::Settings,
+    /// How often the file is looked at; zero: only when somebody asks for that.
+    pub reload_interval: Duration,
 }
 
 impl Default for Config {
@@ -61,6 +69,7 @@ impl Default for Config {
         Self {
             listen: loopback(8080),
             admin: loopback(8081),
+            access: admin::Settings::default(),
             replicas: Vec::new(),
             sources: Vec::new(),
             resolver: resolver::Settings::default(),
@@ -71,16 +80,44 @@ impl Default for Config {
             upstream: upstream::Settings::default(),
             server: server::Settings::default(),
             telemetry: telemetry::Settings::default(),
+            reload_interval: Duration::from_secs(2),
         }
     }
 }
 
 impl Config {
-    /// The effective configuration as YAML with every key. It reads back to the same configuration, but for the
-    /// upstream API key, which it does not show.
+    /// The effective configuration as YAML with every key. It reads back to the same configuration, but for secrets,
+    /// which it does not show.
     pub fn render(&self) -> String {
         keys::KEYS.iter().map(|key| key.print(self) + "\n").collect()
     }
+
+    /// What is in force where `next` follows this configuration without a restart, and what has changed. What needs a restart stays as it is here.
+    /// Fails where that and the rest of `next` exclude one another.
+    pub fn follow(&self, next: &Config) -> Result<(Config, Changes), ConfigErrors> {
+        let mut changes = Changes::default();
+        let mut config = next.clone();
+        for key in keys::KEYS.iter().filter(|key| !key.kind.is_same(self, next)) {
+            match key.change {
+                Change::Live => changes.applied.push(key.name),
+                Change::Restart => {
+                    key.kind.copy(self, &mut config);
+                    changes.needs_restart.push(key.name);
+                }
+            }
+        }
+        let config = Loader { config, ..Loader::default() }.finish()?;
+        Ok((config, changes))
+    }
+}
+
+/// The keys in which one configuration differs from the one before it, in the order of the reference.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Those that take effect at once.
+    pub applied: Vec<&'static str>,
+    /// Those that keep the value they had at the start.
+    pub needs_restart: Vec<&'static str>,
 }
 
 /// Where settings come from. The environment is a list, so that whoever loads decides which one it is. Not
@@ -93,6 +130,48 @@ pub struct Sources {
     pub environment: Vec<(OsString, OsString)>,
     /// The flags given.
     pub flags: Vec<Flag>,
+}
+
+impl Sources {
+    /// The file, and who names it.
+    fn file(&self) -> Option<(PathBuf, &'static str)> {
+        let by_variable = || environment::file(&self.environment).map(|path| (path, environment::FILE));
+        self.file.clone().map(|path| (path, "--config")).or_else(by_variable)
+    }
+}
+
+/// A configuration for serving, with all that is needed to read it again.
+#[derive(Clone)]
+pub struct Reading {
+    /// What was read.
+    pub config: Config,
+    /// What the file held; `None` where there is no file.
+    pub contents: Option<Contents>,
+    sources: Sources,
+}
+
+impl Reading {
+    /// Reads all sources. There must be a replica.
+    pub fn new(sources: Sources) -> Result<Self, ConfigErrors> {
+        let contents = sources.file().map(|(path, _)| file::read(&path));
+        let config = load_serving(&sources, contents.as_ref())?;
+        Ok(Self { config, contents, sources })
+    }
+
+    /// The file's path; `None` where there is no file, and so nothing that could change.
+    pub fn path(&self) -> Option<PathBuf> {
+        self.sources.file().map(|(path, _)| path)
+    }
+
+    /// What the file holds now. Reads a disk.
+    pub fn look(&self) -> Option<Contents> {
+        self.path().map(|path| file::read(&path))
+    }
+
+    /// The configuration if the file holds `contents`: flags and variables are as they were.
+    pub fn again(&self, contents: &Contents) -> Result<Config, ConfigErrors> {
+        load_serving(&self.sources, Some(contents))
+    }
 }
 
 /// A flag of the command line.
@@ -108,8 +187,12 @@ pub struct Flag {
 
 /// The configuration for serving: that of [`load_settings`], with at least one replica.
 pub fn load(sources: Sources) -> Result<Config, ConfigErrors> {
+    Reading::new(sources).map(|reading| reading.config)
+}
+
+fn load_serving(sources: &Sources, contents: Option<&Contents>) -> Result<Config, ConfigErrors> {
     let mut loader = Loader::default();
-    loader.read(sources);
+    loader.read(sources, contents);
     let none = loader.config.replicas.is_empty() && loader.config.sources.is_empty();
     if none && !loader.unread && !loader.errors.concern("replicas") {
         let problem = "none is given; allowed: at least one, by --replica URL, PREFIX_ROUTER_REPLICAS=URL,URL or \
@@ -122,7 +205,8 @@ pub fn load(sources: Sources) -> Result<Config, ConfigErrors> {
 /// The configuration for a look at it: replicas are not needed.
 pub fn load_settings(sources: Sources) -> Result<Config, ConfigErrors> {
     let mut loader = Loader::default();
-    loader.read(sources);
+    let contents = sources.file().map(|(path, _)| file::read(&path));
+    loader.read(&sources, contents.as_ref());
     loader.finish()
 }
 
@@ -158,19 +242,15 @@ struct Loader {
 }
 
 impl Loader {
-    fn read(&mut self, sources: Sources) {
-        let variables = environment::read(sources.environment, &mut self.errors);
-        let named = match sources.file {
-            Some(path) => Some((path, "--config")),
-            None => variables.file.map(|path| (path, environment::FILE)),
-        };
-        if let Some((path, named_by)) = named {
-            file::read(&path, named_by, self);
+    fn read(&mut self, sources: &Sources, contents: Option<&Contents>) {
+        let variables = environment::read(&sources.environment, &mut self.errors);
+        if let (Some((path, named_by)), Some(contents)) = (sources.file(), contents) {
+            file::apply_contents(contents, &path, named_by, self);
         }
         for (key, origin, text) in variables.settings {
             self.set(key, &origin, &Node::text(text));
         }
-        for Flag { name, key, values } in sources.flags {
+        for Flag { name, key, values } in &sources.flags {
             let Some(key) = keys::find(key) else { continue };
             // A repeated flag is a list, and a list in one text has commas.
             self.set(key, &Origin::Flag(name), &Node::text(values.join(",")));

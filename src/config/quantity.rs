@@ -7,6 +7,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+/// `true` or `false` as YAML writes them.
+pub(super) fn switch(text: &str) -> Option<bool> {
+    match text {
+        "true" | "True" | "TRUE" => Some(true),
+        "false" | "False" | "FALSE" => Some(false),
+        _ => None,
+    }
+}
+
 /// A whole number, decimal or `0x…`, as YAML has them. One beyond `u64` (or below 0) is a number nonetheless, and out
 /// of every range: [`Whole::Beyond`].
 pub(super) fn whole(text: &str) -> Option<Whole> {

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::errors::{Report, nearest, shown};
-use super::quantity::{in_range, whole};
+use super::quantity::{in_range, switch, whole};
 use super::yaml::{Entry, Node, Shape};
 use crate::discovery::dns::{Question, Source};
 use crate::fleet::ReplicaSpec;
@@ -13,7 +13,7 @@ use crate::units::Weight;
 
 /// What a replica may be, in one line.
 pub(super) const ALLOWED: &str =
-    "http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B";
+    "http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true";
 
 const URL_ALLOWED: &str = "http://HOST, http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME";
 
@@ -48,21 +48,24 @@ pub(super) fn read(items: &[Node], report: &mut Report<'_>) -> (Vec<ReplicaSpec>
 
 /// One replica as YAML, ready to follow `  - `.
 pub(super) fn print(replica: &ReplicaSpec, quoted: fn(&str) -> String) -> String {
-    let ReplicaSpec { name, authority, weight, models } = replica;
+    let ReplicaSpec { name, authority, weight, models, drain } = replica;
     let url = quoted(&format!("http://{authority}"));
-    print_map(format!("url: {url}, name: {}", quoted(name)), *weight, models, quoted)
+    print_map(format!("url: {url}, name: {}", quoted(name)), *weight, models, *drain, quoted)
 }
 
 /// One source as YAML, ready to follow `  - `.
 pub(super) fn print_source(source: &Source, quoted: fn(&str) -> String) -> String {
-    print_map(format!("url: {}", quoted(&source.url)), source.weight, &source.models, quoted)
+    print_map(format!("url: {}", quoted(&source.url)), source.weight, &source.models, source.drain, quoted)
 }
 
-fn print_map(first: String, weight: Weight, models: &[String], quoted: fn(&str) -> String) -> String {
+fn print_map(first: String, weight: Weight, models: &[String], drain: bool, quoted: fn(&str) -> String) -> String {
     let mut text = format!("{{{first}, weight: {weight}");
     if !models.is_empty() {
         let models: Vec<String> = models.iter().map(|model| quoted(model)).collect();
         text += &format!(", models: [{}]", models.join(", "));
+    }
+    if drain {
+        text += ", drain: true";
     }
     text + "}"
 }
@@ -75,6 +78,7 @@ struct Fields<'a> {
     url: Option<(usize, &'a str)>,
     name: Option<(usize, &'a str)>,
     weight: Option<(usize, &'a str)>,
+    drain: Option<(usize, &'a str)>,
     models: Vec<(usize, &'a str)>,
     wrong: Vec<(usize, String)>,
 }
@@ -93,14 +97,15 @@ fn from_text(text: &str, line: usize) -> Fields<'_> {
             continue;
         };
         if seen.contains(&field) {
-            fields.wrong.push((line, format!("{field}: given twice; allowed: once")));
+            fields.wrong.push((line, format!("{}: given twice; allowed: once", shown(field))));
         }
         seen.push(field);
         match field {
             "name" => fields.name = Some((line, value)),
             "weight" => fields.weight = Some((line, value)),
+            "drain" => fields.drain = Some((line, value)),
             "models" => fields.models = value.split('|').map(|model| (line, model.trim())).collect(),
-            _ => fields.wrong.push((line, unknown(field, &["name", "weight", "models"]))),
+            _ => fields.wrong.push((line, unknown(field, &["name", "weight", "models", "drain"]))),
         }
     }
     fields
@@ -113,10 +118,11 @@ fn from_map(entries: &[Entry], line: usize) -> Fields<'_> {
         has_url |= key == "url" && !value.is_null();
         match (key.as_str(), &value.shape) {
             (_, Shape::Refused) => {}
-            ("url" | "name" | "weight" | "models", Shape::Null) => {}
+            ("url" | "name" | "weight" | "models" | "drain", Shape::Null) => {}
             ("url", Shape::Text(text)) => fields.url = Some((value.line, text)),
             ("name", Shape::Text(text)) => fields.name = Some((value.line, text)),
             ("weight", Shape::Text(text)) => fields.weight = Some((value.line, text)),
+            ("drain", Shape::Text(text)) => fields.drain = Some((value.line, text)),
             ("models", Shape::Text(text)) => fields.models.push((value.line, text)),
             ("models", Shape::List(items)) => {
                 for item in items {
@@ -127,11 +133,11 @@ fn from_map(entries: &[Entry], line: usize) -> Fields<'_> {
                     }
                 }
             }
-            ("url" | "name" | "weight" | "models", _) => {
+            ("url" | "name" | "weight" | "models" | "drain", _) => {
                 let problem = format!("{key}: {} is not allowed here; allowed: a text", value.sort());
                 fields.wrong.push((*line, problem));
             }
-            _ => fields.wrong.push((*line, unknown(key, &["url", "name", "weight", "models"]))),
+            _ => fields.wrong.push((*line, unknown(key, &["url", "name", "weight", "models", "drain"]))),
         }
     }
     if !has_url {
@@ -153,9 +159,11 @@ enum Listed {
 
 /// The replica or the source that the fields describe, or everything that is wrong with them.
 fn build(fields: Fields<'_>) -> Result<Listed, Vec<(usize, String)>> {
-    let Fields { prefix, url, name, weight, models, mut wrong } = fields;
+    let Fields { prefix, url, name, weight, drain, models, mut wrong } = fields;
     let mut question = None;
-    let mut replica = ReplicaSpec { name: String::new(), authority: String::new(), weight: Weight::clamped(1), models: Vec::new() };
+    let weight_of_one = Weight::clamped(1);
+    let mut replica =
+        ReplicaSpec { name: String::new(), authority: String::new(), weight: weight_of_one, models: Vec::new(), drain: false };
     if let Some((line, url)) = url {
         match read_url(url) {
             Ok(Url::Http { identity, authority }) => (replica.name, replica.authority) = (identity, authority),
@@ -186,6 +194,12 @@ fn build(fields: Fields<'_>) -> Result<Listed, Vec<(usize, String)>> {
             }
         }
     }
+    if let Some((line, text)) = drain {
+        match switch(text) {
+            Some(drain) => replica.drain = drain,
+            None => wrong.push((line, format!("drain: {} is neither true nor false; allowed: true, false", shown(text)))),
+        }
+    }
     for (line, model) in models {
         if model.is_empty() || model.chars().any(|c| c.is_control() || c.is_whitespace()) {
             let model = shown(model);
@@ -195,7 +209,10 @@ fn build(fields: Fields<'_>) -> Result<Listed, Vec<(usize, String)>> {
     }
     if wrong.is_empty() {
         return Ok(match question {
-            Some((url, question)) => Listed::Source(Source { url, question, weight: replica.weight, models: replica.models }),
+            Some((url, question)) => {
+                let ReplicaSpec { weight, models, drain, .. } = replica;
+                Listed::Source(Source { url, question, weight, models, drain })
+            }
             None => Listed::Replica(replica),
         });
     }

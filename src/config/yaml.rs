@@ -8,6 +8,8 @@ use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
+use super::errors::shown;
+
 /// Deeper than any configuration of ours; keeps hostile nesting from the stack.
 const DEEPEST: usize = 16;
 
@@ -186,7 +188,7 @@ impl Builder {
     fn refuse_tag(&mut self, line: usize, tag: Option<&Tag>) -> bool {
         let foreign = tag.filter(|tag| !tag.is_yaml_core_schema() && !tag.suffix.is_empty());
         if let Some(tag) = foreign {
-            self.flaw(line, format!("the tag {tag} is not supported; leave it out"));
+            self.flaw(line, format!("the tag {} is not supported; leave it out", shown(&tag.to_string())));
         }
         foreign.is_some()
     }
@@ -213,7 +215,7 @@ fn enter(entries: &mut Vec<Entry>, seen: &mut HashMap<String, usize>, name: Node
     }
     if let Some(first) = seen.get(&key) {
         let problem = format!("given twice, on lines {first} and {line}; allowed: once");
-        return Err(Flaw { line, key, problem });
+        return Err(Flaw { line, key: shown(&key), problem });
     }
     seen.insert(key.clone(), line);
     entries.push(Entry { key, line, value });

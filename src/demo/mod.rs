@@ -230,7 +230,7 @@ impl Fleet {
             let settings = demo_replica::Settings { model: MODEL.into(), engine: engine.clone(), ..demo_replica::Settings::default() };
             let replica = demo_replica::start(listener, settings)?;
             let authority = replica.address().to_string();
-            config.replicas.push(ReplicaSpec { name: name.clone(), authority, weight: Weight::clamped(1), models: vec![] });
+            config.replicas.push(ReplicaSpec { name: name.clone(), authority, weight: Weight::clamped(1), models: vec![], drain: false });
             running.push(replica);
         }
         let router = app::start(config).await?;

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use self::engine::Engine;
@@ -63,6 +64,7 @@ pub fn start(listener: TcpListener, settings: Settings) -> io::Result<Replica> {
     let serving = server::Settings { header_timeout: KEEP_ALIVE, ..server::Settings::default() };
     let mut tasks = JoinSet::new();
     tasks.spawn(driver);
+    let (_, serving) = watch::channel(serving);
     tasks.spawn(server::serve(listener, http::routes(app), serving, std::future::pending()));
     Ok(Replica { address, tasks })
 }

@@ -12,7 +12,6 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::Findings;
-use crate::fleet::ReplicaSpec;
 use crate::pause::pause;
 use crate::resolver::{self, Absence, Found, LookupError, Resolver, Target};
 use crate::telemetry::Metrics;
@@ -29,6 +28,8 @@ pub struct Source {
     pub weight: Weight,
     /// The models that each replica found serves; empty where they take whatever they are asked for.
     pub models: Vec<String>,
+    /// Whether each replica found is to take nothing new.
+    pub drain: bool,
 }
 
 /// What is asked.
@@ -68,12 +69,10 @@ const REMINDER: Duration = Duration::from_secs(60);
 pub struct Watcher {
     /// What it asks for.
     pub source: Source,
-    /// Its place in the findings.
-    pub place: usize,
     /// Whom it asks.
     pub resolver: Arc<Resolver>,
-    /// How long answers hold.
-    pub settings: resolver::Settings,
+    /// How long answers hold, as of now.
+    pub settings: watch::Receiver<resolver::Settings>,
     /// Where it writes what it finds.
     pub findings: Arc<watch::Sender<Findings>>,
     /// Where it counts.
@@ -90,15 +89,22 @@ struct Answer {
     missing: Option<(String, LookupError)>,
 }
 
+/// What a question may come to, for metrics.
+pub fn results() -> Vec<&'static str> {
+    [&[OK, PARTIAL], &LookupError::LABELS[..]].concat()
+}
+
 impl Watcher {
     /// Asks for ever.
-    pub async fn run(self) {
-        self.metrics.show_source(&self.source.url, &[&[OK, PARTIAL], &LookupError::LABELS[..]].concat());
+    pub async fn run(mut self) {
+        self.metrics.show_source(&self.source.url, &results());
         let mut earlier = HashMap::new();
         let (mut told, mut absence) = (Told::default(), Absence::default());
-        let mut backoff = self.settings.min_ttl;
+        let mut backoff = Duration::ZERO;
         loop {
             let answer = self.ask(&mut earlier).await;
+            let settings = self.settings.borrow_and_update().clone();
+            backoff = backoff.max(settings.min_ttl);
             let now = Instant::now();
             let holds = match answer {
                 Ok(answer) => {
@@ -108,22 +114,26 @@ impl Watcher {
                         self.complain_of_part(answer.missing.as_ref());
                     }
                     absence = Absence::default();
-                    backoff = self.settings.min_ttl;
-                    self.settings.holds(answer.ttl)
+                    backoff = settings.min_ttl;
+                    settings.holds(answer.ttl)
                 }
                 Err(error) => {
                     self.metrics.looked_up(&self.source.url, error.label(), None);
-                    if absence.is_believed(&error, now, &self.settings) && self.forget(&error) {
+                    if absence.is_believed(&error, now, &settings) && self.forget(&error, settings.forget_after) {
                         earlier.clear();
                     } else if told.is_news(error.label(), now) {
                         self.complain(&error, told.since_answer(now));
                     }
                     let holds = backoff;
-                    backoff = (2 * backoff).min(LONGEST_BACKOFF.max(self.settings.min_ttl));
+                    backoff = (2 * backoff).min(LONGEST_BACKOFF.max(settings.min_ttl));
                     holds
                 }
             };
-            pause(holds).await;
+            tokio::select! {
+                () = pause(holds) => {}
+                // An answer may hold for less now. Without a sender nothing changes any more.
+                Ok(()) = self.settings.changed() => {}
+            }
         }
     }
 
@@ -199,19 +209,15 @@ impl Watcher {
 
     fn publish(&self, answer: &Answer, failed_before: bool) {
         let addresses = &answer.addresses;
-        let Source { url, weight, models, .. } = &self.source;
-        let spec = |address: &SocketAddr| {
-            let identity = address.to_string();
-            ReplicaSpec { name: identity.clone(), authority: identity, weight: *weight, models: models.clone() }
-        };
-        let specs: Vec<ReplicaSpec> = addresses.iter().take(MOST_REPLICAS).map(spec).collect();
-        let count = specs.len();
+        let url = &self.source.url;
+        let found: Vec<SocketAddr> = addresses.iter().take(MOST_REPLICAS).copied().collect();
+        let count = found.len();
         self.metrics.looked_up(url, if answer.missing.is_some() { PARTIAL } else { OK }, Some(count));
         let mut changed = false;
         self.findings.send_if_modified(|findings| {
-            changed = findings.get(self.place).is_some_and(|known| known.as_ref() != Some(&specs));
-            if changed && let Some(known) = findings.get_mut(self.place) {
-                *known = Some(specs);
+            changed = findings.get(url) != Some(&found);
+            if changed {
+                findings.insert(url.clone(), found);
             }
             changed
         });
@@ -225,11 +231,11 @@ impl Watcher {
 
     /// Gives up the last good answer; whether there was one. It is not an empty answer that takes its place: that there are replicas, and which models
     /// they serve, may show again.
-    fn forget(&self, error: &LookupError) -> bool {
-        let (url, after) = (&self.source.url, self.settings.forget_after);
+    fn forget(&self, error: &LookupError, after: Duration) -> bool {
+        let url = &self.source.url;
         let mut lost = 0;
         let changed = self.findings.send_if_modified(|findings| {
-            let known = findings.get_mut(self.place).and_then(Option::take);
+            let known = findings.remove(url);
             lost = known.as_ref().map_or(0, Vec::len);
             known.is_some()
         });
@@ -246,7 +252,7 @@ impl Watcher {
 
     fn complain(&self, error: &LookupError, since_answer: Option<Duration>) {
         let url = &self.source.url;
-        let known = self.findings.borrow().get(self.place).and_then(Option::as_ref).map(Vec::len);
+        let known = self.findings.borrow().get(url).map(Vec::len);
         match (known, since_answer.map(|time| time.as_secs())) {
             (Some(known), Some(age)) => {
                 tracing::warn!(

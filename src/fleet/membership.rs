@@ -91,6 +91,11 @@ impl Membership {
     /// `Replica`. One that had left and returns is the same incarnation while requests are in flight there. Rings are built for pools whose names
     /// and weights are new, which takes its time.
     pub fn next(&self, specs: Vec<ReplicaSpec>, complete: bool) -> Self {
+        self.next_seeded(specs, complete, self.hash_seed)
+    }
+
+    /// The same with another seed: where it differs all rings are built anew, and any key may have another home.
+    pub fn next_seeded(&self, specs: Vec<ReplicaSpec>, complete: bool, hash_seed: u64) -> Self {
         let mut next = self.next;
         let known: HashMap<&str, &Arc<Replica>> = self.replicas.iter().map(|replica| (replica.name(), replica)).collect();
         let replicas: Members = specs
@@ -112,10 +117,11 @@ impl Membership {
         let departed = self.departed.iter().cloned().chain(left);
         let departed = departed.filter(|one| !present.contains(&one.number) && one.incarnation.strong_count() > 0).collect();
 
-        let mut rings: HashMap<Shape, Arc<Ring>> = self.groups().map(|group| (shape(&group.members), Arc::clone(&group.ring))).collect();
+        let known = (hash_seed == self.hash_seed).then(|| self.groups()).into_iter().flatten();
+        let mut rings: HashMap<Shape, Arc<Ring>> = known.map(|group| (shape(&group.members), Arc::clone(&group.ring))).collect();
         let mut group = |serves: &dyn Fn(&ReplicaSpec) -> bool| {
             let members: Members = replicas.iter().filter(|replica| serves(replica.spec())).cloned().collect();
-            let new = || Arc::new(Ring::new(members.iter().map(|member| member.spec()), self.hash_seed));
+            let new = || Arc::new(Ring::new(members.iter().map(|member| member.spec()), hash_seed));
             let ring = Arc::clone(rings.entry(shape(&members)).or_insert_with(new));
             Group { members, ring }
         };
@@ -125,7 +131,7 @@ impl Membership {
         let models: HashSet<&String> = replicas.iter().flat_map(|replica| &replica.spec().models).collect();
         let by_model =
             models.into_iter().map(|model| (model.clone(), group(&|spec| takes_any(spec) || spec.models.contains(model)))).collect();
-        Self { all, by_model, any_name, nobody: self.nobody.clone(), replicas, complete, departed, hash_seed: self.hash_seed, next }
+        Self { all, by_model, any_name, nobody: self.nobody.clone(), replicas, complete, departed, hash_seed, next }
     }
 
     fn groups(&self) -> impl Iterator<Item = &Group> {
@@ -151,7 +157,7 @@ mod tests {
 
     fn spec(name: &str, weight: u64, models: &[&str]) -> ReplicaSpec {
         let models = models.iter().map(|model| (*model).to_owned()).collect();
-        ReplicaSpec { name: name.to_owned(), authority: format!("{name}:80"), weight: Weight::clamped(weight), models }
+        ReplicaSpec { name: name.to_owned(), authority: format!("{name}:80"), weight: Weight::clamped(weight), models, drain: false }
     }
 
     fn plain(names: &[&str]) -> Membership {

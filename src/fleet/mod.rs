@@ -149,6 +149,7 @@ mod tests {
             authority: index.to_string(),
             weight: Weight::clamped(1),
             models: models.iter().map(|model| (*model).to_owned()).collect(),
+            drain: false,
         });
         Fleet::new(specs.collect(), health::Settings::default(), 0)
     }

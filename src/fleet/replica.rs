@@ -19,6 +19,8 @@ pub struct ReplicaSpec {
     pub weight: Weight,
     /// The models that it serves; empty where it takes whatever it is asked for.
     pub models: Vec<String>,
+    /// Whether the configuration wants it to take nothing new.
+    pub drain: bool,
 }
 
 /// An engine server's stay in the fleet, from when it joins to when it leaves and the last request there has ended. One that comes back before that is

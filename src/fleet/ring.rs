@@ -90,7 +90,7 @@ mod tests {
     use crate::units::Weight;
 
     fn member(name: &str, weight: u64) -> ReplicaSpec {
-        ReplicaSpec { name: name.to_owned(), authority: name.to_owned(), weight: Weight::clamped(weight), models: Vec::new() }
+        ReplicaSpec { name: name.to_owned(), authority: name.to_owned(), weight: Weight::clamped(weight), models: Vec::new(), drain: false }
     }
 
     fn ring(members: &[ReplicaSpec]) -> Ring {

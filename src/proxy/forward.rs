@@ -30,6 +30,8 @@ pub(super) struct Answer {
     pub(super) head: Parts,
     pub(super) first: Option<Frame<Bytes>>,
     pub(super) rest: Incoming,
+    /// Whether the body is known to be over already.
+    is_over: bool,
     pub(super) connection: Connection,
     pub(super) upstream: Arc<Upstream>,
     pub(super) lease: Lease,
@@ -54,7 +56,12 @@ impl Answer {
 
     /// Whether its first byte is here, or it has none.
     pub(super) fn has_begun(&self) -> bool {
-        self.first.is_some() || self.rest.is_end_stream()
+        self.first.is_some() || self.is_over
+    }
+
+    /// Whether it is a failure of the engine's of which it says no word.
+    fn is_bare_failure(&self) -> bool {
+        self.head.status.is_server_error() && self.first.is_none() && self.is_over
     }
 }
 
@@ -95,6 +102,8 @@ enum Failure {
     Sending(SendError),
     /// The head came, the body did not.
     BodyBroke(hyper::Error),
+    /// It wants to speak another protocol, which nobody asked for.
+    Switched,
     /// The replica was taken out meanwhile, and another one can be tried.
     Ejected,
     FirstByteTimeout(Patience),
@@ -294,14 +303,19 @@ impl<'a> Forward<'a> {
         let resend = self.repeatable && self.is_replayable();
         let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
         let (head, mut rest) = response.into_parts();
-        let mut first = None;
-        let is_held = head.status.is_success() || head.status.is_server_error() && !is_busy(head.status);
-        if is_held && !rest.is_end_stream() {
-            // Where none comes in time the head goes ahead without it.
-            let held = timeout(self.settings().hold_head, rest.frame()).await.ok().flatten();
-            first = held.transpose().map_err(Failure::BodyBroke)?;
+        if head.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(Failure::Switched);
         }
-        Ok(Answer { head, first, rest, connection, upstream, lease, patience })
+        let (mut first, mut is_over) = (None, rest.is_end_stream());
+        let is_held = head.status.is_success() || head.status.is_server_error() && !is_busy(head.status);
+        if is_held && !is_over {
+            // Where none comes in time the head goes ahead without it.
+            if let Ok(held) = timeout(self.settings().hold_head, rest.frame()).await {
+                first = held.transpose().map_err(Failure::BodyBroke)?;
+                is_over = first.is_none();
+            }
+        }
+        Ok(Answer { head, first, rest, is_over, connection, upstream, lease, patience })
     }
 
     /// Tells the fleet what a try says of its replica.
@@ -311,7 +325,7 @@ impl<'a> Forward<'a> {
             Ok(answer) if is_busy(answer.head.status) => {
                 fleet.report(replica, Outcome::Busy(retry_after(&answer.head.headers)), "it is busy");
             }
-            Ok(answer) if answer.head.status.is_server_error() && answer.first.is_none() && answer.rest.is_end_stream() => {
+            Ok(answer) if answer.is_bare_failure() => {
                 fleet.report(replica, Outcome::ServerError, &format!("too many requests failed, the last with {}", answer.head.status));
             }
             Ok(answer) if answer.is_good() && answer.has_begun() => fleet.answered(replica),
@@ -320,7 +334,7 @@ impl<'a> Forward<'a> {
                 fleet.report(replica, Outcome::ConnectFailed, &error.to_string());
             }
             Err(Failure::Sending(SendError::Connect(_))) => {}
-            Err(Failure::Sending(SendError::Broke { .. }) | Failure::BodyBroke(_)) => {
+            Err(Failure::Sending(SendError::Broke { .. }) | Failure::BodyBroke(_) | Failure::Switched) => {
                 fleet.report(replica, Outcome::Broke, "it broke too many requests before the first byte");
             }
             Err(Failure::FirstByteTimeout(_)) => fleet.report(replica, Outcome::Broke, "too many requests had no first byte in time"),
@@ -360,7 +374,12 @@ impl<'a> Forward<'a> {
                 let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
                 (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body{cause}"))
             }
+<<<<<<< HEAD
             Failure::FirstByteTimeout(over) => (over.kind(), "no first byte in time".to_owned()),
+=======
+            Failure::Switched => (UpstreamError::Broke, "it switched protocols, which nobody asked for".to_owned()),
+            Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
+>>>>>>> 37faa088a0724e4d258f987251ad1860e0e9a5e9
             Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
             Failure::Cut => return (None, ProxyError::Draining),
         };

@@ -41,11 +41,34 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
         // It rules; a length beside it may be wrong (RFC 9112, 6.3).
         headers.remove(CONTENT_LENGTH);
     }
+    make_one_length(headers);
     let named: Vec<HeaderName> = tokens(headers, CONNECTION).filter_map(|name| HeaderName::try_from(name).ok()).collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         // The length describes the body, whoever claims otherwise.
         if name != CONTENT_LENGTH {
             headers.remove(name);
+        }
+    }
+}
+
+/// Says the length once where it was said several times, and not at all where that is none. Nobody has looked at it where no body follows (HEAD, 304),
+/// and no server could send it so.
+fn make_one_length(headers: &mut HeaderMap) {
+    let is_plain = |value: &HeaderValue| {
+        value.as_bytes().iter().all(u8::is_ascii_digit) && value.to_str().is_ok_and(|text| text.parse::<u64>().is_ok())
+    };
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(first) = values.next() else { return };
+    if is_plain(first) && values.next().is_none() {
+        return;
+    }
+    let length = first.to_str().ok().and_then(|text| text.split(',').next()).and_then(|text| HeaderValue::from_str(text.trim()).ok());
+    match length.filter(is_plain) {
+        Some(length) if tokens(headers, CONTENT_LENGTH).all(|other| other == length) => {
+            headers.insert(CONTENT_LENGTH, length);
+        }
+        _ => {
+            headers.remove(CONTENT_LENGTH);
         }
     }
 }

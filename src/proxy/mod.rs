@@ -119,7 +119,7 @@ pub struct Proxy {
 /// An answer: whole, or a replica's that has begun.
 enum Reply {
     Whole(Response),
-    Begun(Answer),
+    Begun(Box<Answer>),
 }
 
 impl Proxy {
@@ -196,7 +196,7 @@ impl Proxy {
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
         Ok(match Forward::new(self, rules, &outgoing, &ask, surface, timeout).run(record).await? {
-            Forwarded::Answer(answer) => Reply::Begun(answer),
+            Forwarded::Answer(answer) => Reply::Begun(Box::new(answer)),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
         })
     }

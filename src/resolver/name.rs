@@ -14,13 +14,13 @@ use super::{Absence, Found, GRACE, LATE, LookupError, Resolver, Settings};
 /// The host names in use, each of them once.
 pub struct HostNames {
     resolver: Arc<Resolver>,
-    settings: Settings,
+    settings: watch::Receiver<Settings>,
     known: Mutex<HashMap<String, Weak<HostName>>>,
 }
 
 impl HostNames {
-    /// Names that are looked up by `resolver`.
-    pub fn new(resolver: Arc<Resolver>, settings: Settings) -> Self {
+    /// Names that are looked up by `resolver`, whose answers hold as `settings` say at the time.
+    pub fn new(resolver: Arc<Resolver>, settings: watch::Receiver<Settings>) -> Self {
         Self { resolver, settings, known: Mutex::default() }
     }
 
@@ -42,7 +42,7 @@ impl HostNames {
 pub struct HostName {
     host: String,
     resolver: Arc<Resolver>,
-    settings: Settings,
+    settings: watch::Receiver<Settings>,
     known: watch::Sender<Known>,
 }
 
@@ -105,7 +105,8 @@ impl HostName {
         let answer = self.resolver.addresses(&self.host).await;
         let now = Instant::now();
         let mut news = News::None;
-        self.known.send_modify(|known| news = known.learn(answer, now, &self.settings));
+        let settings = self.settings.borrow().clone();
+        self.known.send_modify(|known| news = known.learn(answer, now, &settings));
         let host = &self.host;
         match news {
             News::None => {}
@@ -116,7 +117,7 @@ impl HostName {
                 tracing::warn!(host, error = error.to_string(), "{host} does not resolve, and cannot be reached until it does: {error}");
             }
             News::Gone(error) => {
-                let after = self.settings.forget_after;
+                let after = settings.forget_after;
                 tracing::warn!(
                     host,
                     error = error.to_string(),

@@ -25,6 +25,7 @@ fn scene(replicas: &[(u64, usize, bool)]) -> Scene {
         authority: index.to_string(),
         weight: Weight::clamped(weight),
         models: Vec::new(),
+        drain: false,
     });
     let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
     let all = fleet.snapshot().replicas().to_vec();

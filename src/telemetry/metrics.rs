@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus::process_collector::ProcessCollector;
-use prometheus::{Encoder, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{
+    Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
 
 use crate::fleet::{Incarnation, Replica, Snapshot, State};
 use crate::routing::Reason;
@@ -58,6 +60,30 @@ pub enum UpstreamError {
     Busy,
     /// Another 5xx.
     Status5xx,
+}
+
+/// What a reload of the configuration came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reload {
+    /// Something was changed by it.
+    Applied,
+    /// Nothing was.
+    Unchanged,
+    /// There is an error, and all stays as it was.
+    Refused,
+}
+
+impl Reload {
+    const ALL: [Self; 3] = [Self::Applied, Self::Unchanged, Self::Refused];
+
+    /// The label in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Unchanged => "unchanged",
+            Self::Refused => "refused",
+        }
+    }
 }
 
 impl RetryCause {
@@ -119,6 +145,9 @@ pub struct Metrics {
     lookups: IntCounterVec,
     discovered: IntGaugeVec,
     answered: GaugeVec,
+    reloads: IntCounterVec,
+    last_reload: Gauge,
+    reload_successful: IntGauge,
     /// The incarnations that are, or were, in the fleet, as long as somebody may count on them.
     shown: Mutex<HashMap<u64, Shown>>,
 }
@@ -184,11 +213,27 @@ impl Metrics {
                 registry.register(Box::new(gauge.clone()))?;
                 gauge
             },
+            reloads: counter("prefix_router_config_reloads_total", "Times that the configuration was read again, by result.", &["result"])?,
+            last_reload: Gauge::new(
+                "prefix_router_config_last_reload_success_timestamp_seconds",
+                "When the configuration was last read without an error, since the epoch.",
+            )?,
+            reload_successful: IntGauge::new(
+                "prefix_router_config_last_reload_successful",
+                "Whether the configuration was without an error when it was last read.",
+            )?,
             shown: Mutex::default(),
             registry: registry.clone(),
         };
         registry.register(Box::new(metrics.client_aborts.clone()))?;
         registry.register(Box::new(metrics.retries_refused.clone()))?;
+        registry.register(Box::new(metrics.last_reload.clone()))?;
+        registry.register(Box::new(metrics.reload_successful.clone()))?;
+        for result in Reload::ALL {
+            metrics.reloads.with_label_values(&[result.label()]);
+        }
+        // The start has read it as well.
+        metrics.read_well();
         registry.register(Box::new(ProcessCollector::new(std::process::id() as i32, NAMESPACE)))?;
         let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
@@ -226,6 +271,29 @@ impl Metrics {
         }
         self.discovered.with_label_values(&[source]);
         self.answered.with_label_values(&[source]);
+    }
+
+    /// Removes the series of a source that is not asked any more.
+    pub fn hide_source(&self, source: &str, results: &[&str]) {
+        for result in results {
+            let _ = self.lookups.remove_label_values(&[source, result]);
+        }
+        let _ = self.discovered.remove_label_values(&[source]);
+        let _ = self.answered.remove_label_values(&[source]);
+    }
+
+    /// Counts a reload of the configuration.
+    pub fn reloaded(&self, result: Reload) {
+        self.reloads.with_label_values(&[result.label()]).inc();
+        match result {
+            Reload::Applied | Reload::Unchanged => self.read_well(),
+            Reload::Refused => self.reload_successful.set(0),
+        }
+    }
+
+    fn read_well(&self) {
+        self.reload_successful.set(1);
+        self.last_reload.set(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
     }
 
     /// Counts a lookup of a source; `replicas` where it was answered.

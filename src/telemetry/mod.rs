@@ -10,7 +10,7 @@ use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 pub use access_log::Record;
-pub use metrics::{Metrics, RetryCause, UpstreamError};
+pub use metrics::{Metrics, Reload, RetryCause, UpstreamError};
 
 /// Logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,17 +38,44 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging to standard output. Lines are written by a thread of their own, so that a slow reader delays no request; dropping the
-/// guard writes what is left.
-pub fn start(settings: &Settings) -> WorkerGuard {
-    let (writer, guard) = NonBlockingBuilder::default().finish(std::io::stdout());
+/// The log at work. Dropping it writes what is left.
+pub struct Log {
+    _writer: WorkerGuard,
+    filter: Box<dyn Fn(EnvFilter) + Send + Sync>,
+}
+
+impl Log {
+    /// Writes what `settings` ask for from now on. How a line looks stays as it was.
+    pub fn follow(&self, settings: &Settings) {
+        (self.filter)(filter(settings));
+    }
+}
+
+fn filter(settings: &Settings) -> EnvFilter {
     let access = if settings.access_log { Level::INFO } else { Level::ERROR };
-    let filter = EnvFilter::new(format!("{},{}={access}", settings.level, access_log::TARGET));
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(std::io::stdout().is_terminal());
+    EnvFilter::new(format!("{},{}={access}", settings.level, access_log::TARGET))
+}
+
+/// Starts logging to standard output. Lines are written by a thread of their own, so that a slow reader delays no request.
+pub fn start(settings: &Settings) -> Log {
+    let (output, writer) = NonBlockingBuilder::default().finish(std::io::stdout());
+    let subscriber =
+        tracing_subscriber::fmt().with_env_filter(filter(settings)).with_writer(output).with_ansi(std::io::stdout().is_terminal());
     // A second start in one process, as in tests, keeps the first.
-    let _ = match settings.format {
-        LogFormat::Text => subscriber.try_init(),
-        LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
+    // Changing the filter fails only where the log is gone.
+    let filter: Box<dyn Fn(EnvFilter) + Send + Sync> = match settings.format {
+        LogFormat::Text => {
+            let subscriber = subscriber.with_filter_reloading();
+            let handle = subscriber.reload_handle();
+            let _ = subscriber.try_init();
+            Box::new(move |filter| drop(handle.reload(filter)))
+        }
+        LogFormat::Json => {
+            let subscriber = subscriber.json().flatten_event(true).with_filter_reloading();
+            let handle = subscriber.reload_handle();
+            let _ = subscriber.try_init();
+            Box::new(move |filter| drop(handle.reload(filter)))
+        }
     };
-    guard
+    Log { _writer: writer, filter }
 }

@@ -90,6 +90,11 @@ impl Serving {
         terminate(self.child.id());
     }
 
+    /// Sends SIGHUP.
+    pub(crate) fn hang_up(&self) {
+        signal("HUP", self.child.id());
+    }
+
     pub(crate) async fn exit_code(&mut self) -> Option<i32> {
         let mut code = None;
         eventually("the program ends", async || {
@@ -109,7 +114,11 @@ impl Drop for Serving {
 }
 
 fn terminate(process: u32) {
-    let status = Command::new("sh").args(["-c", &format!("kill -TERM {process}")]).status();
+    signal("TERM", process);
+}
+
+fn signal(name: &str, process: u32) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{name} {process}")]).status();
     assert!(status.expect("a shell").success());
 }
 
@@ -257,6 +266,22 @@ async fn sigterm_lets_a_stream_finish_and_exits_0() {
     gate.open();
     let body = client.rest(framing).await;
     assert_eq!((body.bytes, body.end), (event(1).into_bytes(), End::Whole));
+    assert_eq!(serving.exit_code().await, Some(0), "{:?}", serving.log());
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_though_it_would_still_wait() {
+    let replica = Replica::start("a", ok);
+    let mut command = program();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &replica.url()]);
+    command.env("PREFIX_ROUTER_DRAIN_DELAY", "1h");
+    let mut serving = Serving::start(&mut command, &[&replica]).await;
+    serving.terminate();
+    let ready = async || Client::connect(serving.admin).await.request("GET", "/ready", "", "").await.status;
+    eventually("/ready says draining", async || ready().await == 503).await;
+    let response = Client::connect(serving.traffic).await.request("POST", CHAT, "", chat("x")).await;
+    assert_eq!(response.status, 200, "it serves as before");
+    serving.terminate();
     assert_eq!(serving.exit_code().await, Some(0), "{:?}", serving.log());
 }
 

@@ -4,7 +4,7 @@ use crate::answers::ok;
 use crate::client::{Client, End, Response};
 use crate::h2::H2;
 use crate::replica::{Replica, Step};
-use crate::support::Router;
+use crate::support::{Router, check_error};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -97,4 +97,38 @@ async fn a_connection_with_trailers_behind_it_is_used_again() {
     }
     assert_eq!(replica.requests().iter().map(|request| request.connection).collect::<Vec<_>>(), [0, 0]);
     router.has_metric("prefix_router_retries_total", &[], 0.0).await;
+}
+
+#[tokio::test]
+async fn an_answer_in_another_protocol_that_nobody_asked_for_is_none() {
+    let raw = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: other\r\n\r\nother";
+    let replica = Replica::start("a", move |_| vec![Step::Write(raw.as_bytes().to_vec())]);
+    let router = Router::start(&[&replica], &[]).await;
+    for fields in ["", "connection: upgrade\r\nupgrade: other\r\n"] {
+        check_error(&router.send("POST", CHAT, fields, "{}").await, CHAT, 502, "replica_broke");
+    }
+    let response = H2::connect(&router).await.request("POST", CHAT, "{}").await;
+    assert_eq!((response.head.status.as_u16(), response.broken), (502, None));
+    router.is_at_rest().await;
+}
+
+#[tokio::test]
+async fn a_length_without_a_body_is_one_or_none() {
+    for (lengths, passed) in [
+        ("content-length: 3\r\ncontent-length: 4\r\n", None),
+        ("content-length: 3, 4\r\n", None),
+        ("content-length: many\r\n", None),
+        ("content-length: -1\r\n", None),
+        ("content-length: 99999999999999999999\r\n", None),
+        ("content-length: 3, 3\r\ncontent-length: 3\r\n", Some("3")),
+        ("content-length: 3\r\n", Some("3")),
+    ] {
+        let raw = format!("HTTP/1.1 200 OK\r\n{lengths}\r\n");
+        let replica = Replica::start("a", move |_| vec![Step::Write(raw.clone().into_bytes())]);
+        let router = Router::start(&[&replica], &[]).await;
+        let response = router.send("HEAD", "/version", "", "").await;
+        assert_eq!((response.status, response.head.all("content-length")), (200, passed.into_iter().collect()), "{lengths}");
+        assert_eq!(H2::connect(&router).await.request("HEAD", "/version", "").await.broken, None, "{lengths}");
+        router.is_at_rest().await;
+    }
 }

@@ -23,7 +23,7 @@ async fn the_state_is_shown_from_the_start() {
     router.has_state("b", "down").await;
     for replica in ["a", "b"] {
         let values = crate::support::samples(&router.metrics().await, "prefix_router_replica_state", &[("replica", replica)]);
-        assert_eq!(values.len(), 3, "unknown, up, down");
+        assert_eq!(values.len(), 5, "unknown, up, suspect, down, draining");
         assert_eq!(values.iter().sum::<f64>(), 1.0, "one of them");
     }
 }

@@ -39,7 +39,7 @@ fn check_names(text: &str) {
 #[tokio::test]
 async fn a_known_sequence() {
     let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
-    let router = Router::start_blind(&[&a, &b], &[("pool_max_idle", "0"), ("retry_budget_floor", "100")]).await;
+    let router = Router::start_blind(&[&a, &b], &[("pool_max_idle", "0"), ("retry_budget_floor", "100"), ("busy_time", "0s")]).await;
     let body = router.chat_for(&a, "x").await;
     let base = Counts::read(&router).await;
 

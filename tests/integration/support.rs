@@ -3,10 +3,13 @@
 use std::fmt::Write as _;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use std::{env, fs, process};
 
 use prefix_router::app::{self, Running};
-use prefix_router::config;
+use prefix_router::config::{self, Reading, Sources};
 
 use crate::client::{self, Client, Response};
 use crate::replica::Replica;
@@ -71,6 +74,27 @@ impl Router {
         let config = config::load_str(&text, "test.yaml").unwrap_or_else(|error| panic!("{error}\nin\n{text}"));
         let running = app::start(config).await.expect("the router starts");
         Self { traffic: running.traffic, admin: running.admin, running }
+    }
+
+    /// Started with a configuration file, which it looks at.
+    pub(crate) async fn start_file(file: &Path) -> Self {
+        let sources = Sources { file: Some(file.to_owned()), ..Sources::default() };
+        let reading = Reading::new(sources).unwrap_or_else(|error| panic!("{error}"));
+        let running = app::start_reading(reading).await.expect("the router starts");
+        Self { traffic: running.traffic, admin: running.admin, running }
+    }
+
+    /// A request to the API, as from this host.
+    pub(crate) async fn api(&self, method: &str, target: &str) -> (u16, serde_json::Value) {
+        api(self.admin, method, target, "").await
+    }
+
+    /// Has the configuration file read again, and gives the keys that were applied.
+    pub(crate) async fn reload(&self) -> Vec<String> {
+        let (status, json) = self.api("POST", "/api/v1/reload").await;
+        assert_eq!(status, 200, "{json}");
+        assert_eq!(json["needs_restart"], serde_json::json!([]), "{json}");
+        json["applied"].as_array().expect("a list").iter().map(|key| key.as_str().expect("a text").to_owned()).collect()
     }
 
     /// What SIGTERM does.
@@ -168,7 +192,8 @@ pub(crate) fn list(replicas: &[&Replica]) -> String {
     text
 }
 
-fn text(replicas: &str, settings: &[Setting<'_>]) -> String {
+/// The text of a configuration file.
+pub(crate) fn text(replicas: &str, settings: &[Setting<'_>]) -> String {
     let mut all = vec![
         ("listen", "127.0.0.1:0"),
         ("admin", "127.0.0.1:0"),
@@ -183,6 +208,42 @@ fn text(replicas: &str, settings: &[Setting<'_>]) -> String {
     let mut text: String = all.iter().map(|(key, value)| format!("{key}: {value}\n")).collect();
     text.push_str(replicas);
     text
+}
+
+/// A request to the API of the admin port `admin`: status and JSON.
+pub(crate) async fn api(admin: SocketAddr, method: &str, target: &str, fields: &str) -> (u16, serde_json::Value) {
+    let mut client = Client::connect(admin).await;
+    client.write(format!("{method} {target} HTTP/1.1\r\nhost: {admin}\r\n{fields}content-length: 0\r\n\r\n")).await;
+    let response = client.response(method).await;
+    assert_eq!(response.head.get("content-type"), Some("application/json"), "{method} {target}: {response:?}");
+    let json = serde_json::from_str(&response.text()).unwrap_or_else(|error| panic!("{method} {target}: {error}: {response:?}"));
+    (response.status, json)
+}
+
+/// A folder for as long as it lives.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("prefix-router-test-{}-{}", process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
+        let path = env::temp_dir().join(name);
+        fs::create_dir_all(&path).expect("a temporary folder");
+        Self(path)
+    }
+
+    /// The file of that name, with this text.
+    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, text).expect("a temporary file");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
 }
 
 /// Values of a metric's samples that carry all these labels, from the text that `/metrics` shows.

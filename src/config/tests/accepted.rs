@@ -14,6 +14,7 @@ fn every_key_can_be_set() {
     let yaml = "
 listen: ':9000'
 admin: localhost:9001
+admin_token: sesame
 max_connections: 1
 worker_threads: 3
 replicas:
@@ -25,6 +26,9 @@ replicas:
     models: one
   - dns://vllm:8000
   - {url: dns://_http._tcp.vllm.default.svc.cluster.local, weight: 3, models: [one]}
+  - dns://b:80;drain=true
+  - {url: http://c, drain: true}
+  - http://d;drain=false
 dns_servers: [127.0.0.1, '[::1]:5353']
 dns_min_ttl: 2s
 dns_max_ttl: 1m
@@ -67,6 +71,8 @@ idle_timeout: 0
 hold_head: 0s
 pool_idle_timeout: 4900ms
 pool_max_idle: 0
+reload_interval: 0s
+drain_delay: 5s
 drain_timeout: 1m
 log_level: warn
 log_format: json
@@ -82,6 +88,8 @@ access_log: false
             replica("b", "10.0.0.2:80", 2, &["x", "y"]),
             replica("[fe80::1]:8000", "[fe80::1]:8000", 3, &["org/model-1", "m:2"]),
             replica("on", "gpu_4:80", 1, &["one"]),
+            ReplicaSpec { drain: true, ..replica("c", "c:80", 1, &[]) },
+            replica("d", "d:80", 1, &[]),
         ]
     );
     assert_eq!(
@@ -94,6 +102,7 @@ access_log: false
                 3,
                 &["one"]
             ),
+            Source { drain: true, ..source("dns://b:80", Question::Addresses { host: "b".to_owned(), port: 80 }, 1, &[]) },
         ]
     );
     assert_eq!(config.resolver.servers.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:53", "[::1]:5353"]);
@@ -112,9 +121,39 @@ access_log: false
     let (printed, default) = (config.render(), Config::default().render());
     let same: Vec<&str> = printed.lines().filter(|line| default.lines().any(|other| other == *line)).collect();
     assert_eq!(same, [""; 0]);
-    assert!(!printed.contains("sk-1"));
+    assert!(!printed.contains("sk-1") && !printed.contains("sesame"));
     let again = load_str(&printed, "printed").unwrap();
-    assert_eq!(again, Config { upstream: crate::upstream::Settings { api_key: None, ..config.upstream.clone() }, ..config });
+    let upstream = crate::upstream::Settings { api_key: None, ..config.upstream.clone() };
+    let expected = Config { upstream, access: crate::admin::Settings::default(), ..config.clone() };
+    assert_eq!(again, expected);
+
+    // That a reload misses no change shows here too, where each key has another value than its default.
+    let (old, others) = (Config::default(), |change| KEYS.iter().filter(move |key| key.change == change).map(|key| key.name));
+    let (followed, changes) = old.follow(&config).unwrap();
+    assert_eq!(changes.applied, others(Change::Live).collect::<Vec<_>>());
+    assert_eq!(changes.needs_restart, others(Change::Restart).collect::<Vec<_>>());
+    for key in KEYS {
+        let source = if key.change == Change::Live { &config } else { &old };
+        assert!(key.kind.is_same(&followed, source), "{}", key.name);
+    }
+    assert_eq!(config.follow(&config).unwrap(), (config.clone(), Changes::default()));
+    let (_, back) = config.follow(&old).unwrap();
+    assert_eq!(back, changes);
+}
+
+#[test]
+fn a_secret_that_changes_is_a_change_that_shows_nothing_of_it() {
+    let config = |key: &str| load_str(&format!("upstream_api_key: {key}\nreplicas: [http://a]\n"), "r.yaml").unwrap();
+    let (_, changes) = config("one").follow(&config("two")).unwrap();
+    assert_eq!((changes.applied, changes.needs_restart), (vec!["upstream_api_key"], vec![]));
+}
+
+#[test]
+fn what_is_kept_must_go_with_what_is_new() {
+    let old = load_str("listen: 127.0.0.1:8000\nreplicas: [http://127.0.0.1:1]\n", "r.yaml").unwrap();
+    let new = load_str("listen: 127.0.0.1:9000\nreplicas: [http://127.0.0.1:8000]\n", "r.yaml").unwrap();
+    let errors = old.follow(&new).unwrap_err().to_string();
+    assert!(errors.contains("127.0.0.1:8000 is where this router itself listens"), "{errors}");
 }
 
 #[test]

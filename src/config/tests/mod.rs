@@ -37,12 +37,12 @@ fn wrong(yaml: &str, expected: &[&str]) {
 
 fn replica(name: &str, authority: &str, weight: u64, models: &[&str]) -> ReplicaSpec {
     let models = models.iter().map(|model| (*model).to_owned()).collect();
-    ReplicaSpec { name: name.to_owned(), authority: authority.to_owned(), weight: Weight::clamped(weight), models }
+    ReplicaSpec { name: name.to_owned(), authority: authority.to_owned(), weight: Weight::clamped(weight), models, drain: false }
 }
 
 fn source(url: &str, question: Question, weight: u64, models: &[&str]) -> Source {
     let models = models.iter().map(|model| (*model).to_owned()).collect();
-    Source { url: url.to_owned(), question, weight: Weight::clamped(weight), models }
+    Source { url: url.to_owned(), question, weight: Weight::clamped(weight), models, drain: false }
 }
 
 #[test]
@@ -55,8 +55,28 @@ fn the_reference_lists_every_key_once_at_its_default() {
     assert_eq!(listed.len(), KEYS.len(), "one line for each key and no other");
     for (line, key) in listed.into_iter().zip(KEYS) {
         assert_eq!(lines[line], format!("{}: {}", key.name, key.default));
-        assert_eq!(lines[line - 1], format!("# {} Allowed: {}.", key.meaning, key.kind.allowed()));
+        let restart = if key.change == Change::Restart { " A change needs a restart." } else { "" };
+        assert_eq!(lines[line - 1], format!("# {} Allowed: {}.{restart}", key.meaning, key.kind.allowed()));
     }
+}
+
+#[test]
+fn a_file_is_read_again_under_the_same_flags_and_variables() {
+    let path = std::env::temp_dir().join(format!("prefix-router-again-{}.yaml", std::process::id()));
+    std::fs::write(&path, "replicas: [http://a]\nretries: 1\nmax_body: 1MiB\n").unwrap();
+    let environment = [("PREFIX_ROUTER_MAX_BODY", "2MiB")];
+    let reading = Reading::new(sources(path.to_str(), &environment, &[("--strategy", "strategy", "random")])).unwrap();
+    assert!(reading.look() == reading.contents && reading.path().is_some());
+    std::fs::write(&path, "replicas: [http://b]\nretries: 5\nstrategy: round_robin\n").unwrap();
+    let contents = reading.look().unwrap();
+    assert!(reading.contents.as_ref() != Some(&contents));
+    let config = reading.again(&contents).unwrap();
+    assert_eq!((config.proxy.retries, config.proxy.max_body, config.routing.strategy), (5, 2 << 20, StrategyName::Random));
+    assert_eq!(config.replicas, [replica("b", "b:80", 1, &[])]);
+    std::fs::remove_file(&path).unwrap();
+    let errors = reading.again(&reading.look().unwrap()).map(|_| ()).unwrap_err().lines();
+    assert!(errors.len() == 1 && errors[0].contains("cannot be read (it is named by --config)"), "{errors:?}");
+    assert!(Reading::new(sources(None, &[], &[("--replica", "replicas", "http://a")])).unwrap().look().is_none());
 }
 
 #[test]
@@ -69,6 +89,12 @@ fn the_table_agrees_with_the_defaults() {
         assert!(key.name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{}", key.name);
         assert!(key.meaning.ends_with('.') && !key.meaning.contains('\n'), "{}", key.meaning);
     }
+}
+
+#[test]
+fn what_needs_a_restart_is_the_exception() {
+    let restart: Vec<&str> = KEYS.iter().filter(|key| key.change == Change::Restart).map(|key| key.name).collect();
+    assert_eq!(restart, ["listen", "admin", "worker_threads", "dns_servers", "log_format"]);
 }
 
 #[test]

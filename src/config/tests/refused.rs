@@ -107,20 +107,22 @@ fn replicas_that_are_none() {
         ("{url: [http://a]}", "url: a list is not allowed here; allowed: a text"),
         ("{url: http://a, weight: 0}", "weight: 0 is out of range; allowed: 1 to 100"),
         ("{url: http://a, weight: 2.0}", "weight: 2.0 is not a whole number; allowed: 1 to 100"),
-        ("{url: http://a, wieght: 2}", "wieght: unknown; the nearest is weight; allowed: url, name, weight, models"),
+        ("{url: http://a, drain: maybe}", "drain: maybe is neither true nor false; allowed: true, false"),
+        ("http://a;drain=1", "http://a: drain: 1 is neither true nor false; allowed: true, false"),
+        ("{url: http://a, wieght: 2}", "wieght: unknown; the nearest is weight; allowed: url, name, weight, models, drain"),
         ("{url: http://a, name: a b}", "name: \"a b\" is not a name; allowed: 1 to 128 visible ASCII characters"),
         ("{url: http://a, models: ['']}", "models: \"\" is not a model's name; allowed: a name without spaces"),
         ("{url: http://a, models: [[]]}", "models: a list is not a model's name"),
         ("http://a;weight=0", "http://a: weight: 0 is out of range; allowed: 1 to 100"),
-        ("http://a;url=b", "http://a: url: unknown; the nearest is models; allowed: name, weight, models"),
+        ("http://a;url=b", "http://a: url: unknown; the nearest is drain; allowed: name, weight, models, drain"),
         ("http://a;weight=1;weight=2", "http://a: weight: given twice; allowed: once"),
         (
             "http://a;2",
-            "http://a: 2 has no =; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B",
+            "http://a: 2 has no =; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true",
         ),
         (
             "[a]",
-            "a list stands where a replica belongs; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B",
+            "a list stands where a replica belongs; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true",
         ),
     ];
     for (item, problem) in fields {
@@ -227,4 +229,20 @@ fn a_router_that_is_its_own_replica() {
         );
     }
     assert!(load_str("listen: 127.0.0.1:9000\nreplicas: [http://127.0.0.2:9000]\n", "r.yaml").is_ok());
+}
+
+#[test]
+fn an_error_is_one_line_whatever_was_written() {
+    for yaml in [
+        "\"a\\nb\": 1\n\"a\\nb\": 2",
+        "\"retries\\e\": 1\n",
+        "replicas: [\"http://a;x\\ny=1;x\\ny=2\"]",
+        "retries: !a%0Ab 1",
+        "retries: \"1\\n\"",
+    ] {
+        let errors = load_str(yaml, "r.yaml").unwrap_err().to_string();
+        assert!(errors.lines().all(|line| line.starts_with("r.yaml:") && !line.contains(char::is_control)), "{yaml}: {errors:?}");
+    }
+    let errors = load_settings(sources(None, &[("PREFIX_ROUTER_A\nB", "1")], &[])).unwrap_err().to_string();
+    assert_eq!(errors.lines().count(), 1, "{errors:?}");
 }

@@ -1,31 +1,32 @@
 //! The composition root: builds every part, starts every long-lived task, and stops them in order.
 
-use std::collections::HashMap;
+mod reload;
+mod roster;
+
 use std::future::pending;
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinHandle, JoinSet};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::Admin;
-use crate::config::Config;
-use crate::discovery::dns::Watcher;
-use crate::discovery::{self, Findings};
-use crate::fleet::{Fleet, ReplicaSpec, Snapshot, State, health};
+use crate::admin::{Admin, Reloaded, Reloading};
+use crate::config::{Config, Reading};
+use crate::fleet::{Snapshot, State};
 use crate::live::LiveFleet;
 use crate::proxy::{Parties, Proxy, Rules};
 use crate::resolver::{HostNames, Resolver};
 use crate::routing::Chooser;
-use crate::telemetry::{self, Metrics};
-use crate::upstream::{Connector, Upstream};
-use crate::{probe, server};
+use crate::server;
+use crate::telemetry::{self, Log, Metrics};
+use reload::{Live, Reloader};
+use roster::Roster;
 
 /// How long cutting off what is in flight may take.
 const CUT_TIME: Duration = Duration::from_secs(1);
@@ -33,9 +34,11 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 /// Connections to the admin port at one time.
 const ADMIN_CONNECTIONS: usize = 256;
 
-/// `serve`: runs until SIGTERM or SIGINT, then drains. A second signal cuts off what is still in flight.
-pub fn run(config: Config) -> Result<()> {
-    let _log = telemetry::start(&config.telemetry);
+/// `serve`: runs until SIGTERM or SIGINT, then drains. A second signal cuts off what is still in flight. SIGHUP reads the configuration again.
+pub fn run(reading: Reading) -> Result<()> {
+    let config = reading.config.clone();
+    // Held to the end, which has its say in the log.
+    let log = Arc::new(telemetry::start(&config.telemetry));
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if config.server.worker_threads > 0 {
         runtime.worker_threads(config.server.worker_threads);
@@ -44,12 +47,14 @@ pub fn run(config: Config) -> Result<()> {
     let ended = runtime.block_on(async {
         let mut stop = StopSignals::new()?;
         let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+        let mut running = build(config, Some(reading), Some(Arc::clone(&log))).await?;
+        let reloading = running.reloading.clone();
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
-                tracing::warn!("SIGHUP is ignored: a changed configuration needs a restart");
+                tracing::info!("SIGHUP: reading the configuration again");
+                reload_by(&reloading).await;
             }
         });
-        let mut running = start(config).await?;
         tokio::select! {
             name = stop.next() => tracing::info!("{name}: draining"),
             () = running.stopped() => bail!("serving ended by itself"),
@@ -100,13 +105,19 @@ pub struct Running {
     pub admin: SocketAddr,
     drain: watch::Sender<bool>,
     cut: CancellationToken,
+    reloading: Reloading,
     serving: JoinHandle<()>,
     /// Probes and the admin port, which work until the last request has ended.
     _tasks: JoinSet<()>,
 }
 
 impl Running {
-    /// Turns not ready and ends requests in good order, within the drain timeout.
+    /// Reads the configuration again, as SIGHUP does; `None` where the router has ended.
+    pub async fn reload(&self) -> Option<Reloaded> {
+        reload_by(&self.reloading).await
+    }
+
+    /// Turns not ready and, after the drain delay, ends requests in good order, within the drain timeout.
     pub fn drain(&self) {
         self.drain.send_replace(true);
     }
@@ -120,6 +131,12 @@ impl Running {
     }
 }
 
+async fn reload_by(reloading: &Reloading) -> Option<Reloaded> {
+    let (tell, told) = oneshot::channel();
+    reloading.send(tell).await.ok()?;
+    told.await.ok()
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         self.serving.abort();
@@ -127,62 +144,97 @@ impl Drop for Running {
 }
 
 /// Builds the router that `config` describes and starts it. Resolves when both ports take connections; whether a replica is up is another
-/// matter, and said in the log.
+/// matter, and said in the log. There is no file that could be read again.
 pub async fn start(config: Config) -> Result<Running> {
+    build(config, None, None).await
+}
+
+/// The same for a configuration that can be read again.
+pub async fn start_reading(reading: Reading) -> Result<Running> {
+    build(reading.config.clone(), Some(reading), None).await
+}
+
+async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) -> Result<Running> {
     let (traffic_listener, traffic) = bind(config.listen, "listen").await?;
     let (admin_listener, admin) = bind(config.admin, "admin").await?;
 
     let metrics = Metrics::new().context("cannot set up metrics")?;
     let resolver = Arc::new(Resolver::new(&config.resolver).context("cannot ask DNS servers")?);
-    let names = HostNames::new(Arc::clone(&resolver), config.resolver.clone());
-    let connector = Connector { settings: config.upstream.clone(), names };
-    let fleet = LiveFleet::new(Fleet::new(Vec::new(), config.health.clone(), config.key.hash_seed), connector, Arc::clone(&metrics));
+    let (dns, dns_now) = watch::channel(config.resolver.clone());
+    let names = HostNames::new(Arc::clone(&resolver), dns_now.clone());
+    let listed = reload::listed(&config);
+    let fleet = LiveFleet::new(listed.settings.clone(), names, Arc::clone(&metrics))?;
     let (fixed, sources) = (config.replicas.len(), config.sources.len());
     fleet.set(config.replicas.clone(), sources == 0).await?;
     let (drain, draining) = watch::channel(false);
     let cut = CancellationToken::new();
     let mut tasks = JoinSet::new();
 
-    let findings = Arc::new(watch::Sender::new(vec![None; sources]));
-    tasks.spawn(follow(Arc::clone(&fleet), config.replicas, findings.subscribe(), config.health.clone()));
-    for (place, source) in config.sources.into_iter().enumerate() {
-        let (resolver, findings, metrics) = (Arc::clone(&resolver), Arc::clone(&findings), Arc::clone(&metrics));
-        tasks.spawn(Watcher { source, place, resolver, settings: config.resolver.clone(), findings, metrics }.run());
-    }
+    let (roster, orders) = mpsc::channel(1);
+    let (fleet_of_roster, metrics_of_roster) = (Arc::clone(&fleet), Arc::clone(&metrics));
+    tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, orders }.run());
     tasks.spawn(announce(Arc::clone(&fleet), config.health.timeout));
 
-    let admin_routes = Admin { metrics: Arc::clone(&metrics), fleet: Arc::clone(&fleet), draining: draining.clone() }.routes();
-    let admin_settings = server::Settings { max_connections: ADMIN_CONNECTIONS, ..config.server.clone() };
-    tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, std::future::pending()));
+    let (reloading, requests) = mpsc::channel(1);
+    let (access, access_now) = watch::channel(config.access.clone());
+    let admin_routes = Admin {
+        metrics: Arc::clone(&metrics),
+        fleet: Arc::clone(&fleet),
+        draining: draining.clone(),
+        access: access_now,
+        address: admin.ip(),
+        reloading: reloading.clone(),
+    }
+    .routes();
+    let (admin_server, admin_server_now) = watch::channel(reload::admin_server(&config));
+    tasks.spawn(server::serve(admin_listener, admin_routes, admin_server_now, pending()));
 
-    let rules = Rules { settings: config.proxy, key: config.key, chooser: Arc::new(Chooser::new(&config.routing)) };
-    let parties = Parties { fleet, metrics, draining: draining.clone(), cut: cut.clone(), admin };
-    let routes = Proxy::new(rules, parties).routes();
-    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, cut.clone()));
+    let parties = Parties { fleet, metrics: Arc::clone(&metrics), draining: draining.clone(), cut: cut.clone(), admin };
+    let proxy = Proxy::new(rules(&config, None), parties);
+    let (server, server_now) = watch::channel(config.server.clone());
+    let serving = tokio::spawn(serve_until_drained(traffic_listener, Arc::clone(&proxy).routes(), server_now, draining, cut.clone()));
+
+    let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, log };
+    tasks.spawn(Reloader { config, reading, live, metrics, requests }.run());
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
     tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}; replicas: {fixed}{discovered}");
-    Ok(Running { traffic, admin, drain, cut, serving, _tasks: tasks })
+    Ok(Running { traffic, admin, drain, cut, reloading, serving, _tasks: tasks })
+}
+
+/// What requests go by; the chooser is kept where its settings have not changed, with all that it has learnt.
+fn rules(config: &Config, chooser: Option<Arc<Chooser>>) -> Rules {
+    let chooser = chooser.unwrap_or_else(|| Arc::new(Chooser::new(&config.routing)));
+    Rules { settings: config.proxy.clone(), key: config.key.clone(), chooser }
 }
 
 async fn serve_until_drained(
     listener: TcpListener,
     routes: axum::Router,
-    settings: server::Settings,
+    settings: watch::Receiver<server::Settings>,
     mut draining: watch::Receiver<bool>,
     cut: CancellationToken,
 ) {
-    let limit = settings.drain_timeout;
-    let mut told = draining.clone();
+    let (stopping, stop) = oneshot::channel::<()>();
     let stop = async move {
-        // The sender lives as long as the router; without it, stopping is right as well.
-        let _ = told.wait_for(|draining| *draining).await;
+        let _ = stop.await;
     };
-    let mut serving = Box::pin(server::serve(listener, routes, settings, stop));
+    let mut serving = Box::pin(server::serve(listener, routes, settings.clone(), stop));
     tokio::select! {
         () = &mut serving => return,
+        // The sender lives as long as the router; without it, stopping is right as well.
         _ = draining.wait_for(|draining| *draining) => {}
     }
+    let (delay, limit) = {
+        let settings = settings.borrow();
+        (settings.drain_delay, settings.drain_timeout)
+    };
+    tokio::select! {
+        () = &mut serving => return,
+        () = sleep(delay) => {}
+        () = cut.cancelled() => {}
+    }
+    drop(stopping);
     tokio::select! {
         () = &mut serving => return,
         () = sleep(limit) => tracing::warn!("requests still in flight after {limit:?} (drain_timeout) are cut off"),
@@ -191,45 +243,6 @@ async fn serve_until_drained(
     // Streams are told so, within the moment that this takes; whoever does not listen is left.
     cut.cancel();
     let _ = timeout(CUT_TIME, serving).await;
-}
-
-/// Keeps the fleet as configuration and discovery have it, and one probe for each replica in it, and for each that has left with requests in flight.
-async fn follow(fleet: Arc<LiveFleet>, fixed: Vec<ReplicaSpec>, mut findings: watch::Receiver<Findings>, health: health::Settings) {
-    let mut probes = JoinSet::new();
-    // By incarnation. The connections tell one stay in the fleet from the next.
-    let mut probed: HashMap<u64, (Weak<Upstream>, AbortHandle)> = HashMap::new();
-    loop {
-        let view = fleet.view();
-        let present: HashMap<u64, &Arc<Upstream>> = view.upstreams().map(|upstream| (upstream.replica().incarnation(), upstream)).collect();
-        probed.retain(|incarnation, (known, probe)| {
-            let stays = match (present.get(incarnation), known.upgrade()) {
-                (_, None) => false,
-                (Some(upstream), Some(known)) => Arc::ptr_eq(upstream, &known),
-                (None, Some(known)) => known.replica().outstanding() > 0,
-            };
-            if !stays {
-                probe.abort();
-            }
-            stays
-        });
-        for upstream in view.upstreams() {
-            let start = || {
-                let probe = probes.spawn(probe::run(Arc::clone(upstream), Arc::clone(&fleet), health.clone()));
-                (Arc::downgrade(upstream), probe)
-            };
-            probed.entry(upstream.replica().incarnation()).or_insert_with(start);
-        }
-        drop(view);
-        while probes.try_join_next().is_some() {}
-        if findings.changed().await.is_err() {
-            // Nobody finds anything any more.
-            return pending().await;
-        }
-        let (specs, complete) = discovery::join(&fixed, &findings.borrow_and_update());
-        if let Err(error) = fleet.set(specs, complete).await {
-            tracing::error!(error = error.to_string(), "the fleet stays as it was: {error}");
-        }
-    }
 }
 
 /// Says once how many replicas are up, when each has had its first check.

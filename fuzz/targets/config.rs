@@ -1,0 +1,7 @@
+#![no_main]
+//! Configuration texts, variables and flags: see `tests/fuzz/config.rs`.
+
+#[path = "../../tests/fuzz/config.rs"]
+mod config;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| config::check(data));
