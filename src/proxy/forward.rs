@@ -374,12 +374,8 @@ impl<'a> Forward<'a> {
                 let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
                 (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body{cause}"))
             }
-<<<<<<< HEAD
-            Failure::FirstByteTimeout(over) => (over.kind(), "no first byte in time".to_owned()),
-=======
             Failure::Switched => (UpstreamError::Broke, "it switched protocols, which nobody asked for".to_owned()),
-            Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
->>>>>>> 37faa088a0724e4d258f987251ad1860e0e9a5e9
+            Failure::FirstByteTimeout(over) => (over.kind(), "no first byte in time".to_owned()),
             Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
             Failure::Cut => return (None, ProxyError::Draining),
         };
