@@ -9,7 +9,7 @@ import subprocess
 import time
 
 from bench import Fault
-from rig import asks
+from rig import asks, metrics
 from rig.aborts import STAGES, abort
 from rig.exchange import Connection
 from rig.processes import eventually
@@ -60,6 +60,7 @@ def write_config(bench, number, replicas=None):
 async def reloads(bench):
     """A thousand signals, each after the file has changed."""
     await bench.post("/api/v1/reload")
+    before = await times_reloaded(bench)
     for number in range(1, RELOADS + 1):
         write_config(bench, number)
         bench.router.signal(signal.SIGHUP)
@@ -73,9 +74,17 @@ async def reloads(bench):
     status, text = await bench.post("/api/v1/reload")
     bench.expect("a bad file is 422", status == 422, (status, text[:200]))
     write_config(bench, 0)
+    times = await times_reloaded(bench) - before
+    bench.note(f"read again {times:.0f} times")
+    # Signals that come while it reads become one.
+    bench.expect("it was read again and again", times > RELOADS / 10, times)
     await bench.warm_up(3)
     known = set(await bench.router.outstanding())
     bench.expect("all replicas are in the fleet at the end", known == {replica.name for replica in bench.replicas}, known)
+
+
+async def times_reloaded(bench):
+    return metrics.total(await bench.router.metrics(), "prefix_router_config_reloads_total")
 
 
 async def changed_file(bench):
