@@ -12,7 +12,8 @@
 //! 5. The answer's body goes on piece by piece; lease, connection and record end with it.
 //!
 //! Beside that, [`discovery`] finds replicas behind names, [`resolver`] turns names into addresses, [`probe`] checks the replicas, [`admin`]
-//! shows the metrics that [`telemetry`] keeps, [`config`] says how all of it is set, and [`app`] puts it together.
+//! shows the metrics that [`telemetry`] keeps and takes orders, [`config`] says how all of it is set, and [`app`] puts it together and keeps it
+//! as the configuration has it while that changes.
 //!
 //! To see it work without a GPU, [`sim`] models an engine and its clients' traffic, [`demo_replica`] serves such an engine as vLLM would, and
 //! [`demo`] puts a fleet of them behind the router. Nothing of the above knows of these.
@@ -52,6 +53,7 @@
 //!
 //! # Invariants
 //!
+//! - A configuration that is not valid as a whole changes nothing; one that is, is in force at once but for what needs a restart.
 //! - Each choice is made on one view, and takes its lease in the same step.
 //! - An incarnation of a replica is never taken for another: one that has left is no candidate, whatever is reported of it, and one that returns while
 //!   requests are in flight there goes on counting them.

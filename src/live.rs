@@ -198,6 +198,7 @@ impl LiveFleet {
         };
         if changed {
             inner.fleet.set_draining(name, draining);
+            let could_serve = self.view.load().can_serve();
             self.publish(&inner.fleet);
             drop(inner);
             self.changes.send_replace(());
@@ -206,6 +207,9 @@ impl LiveFleet {
                 tracing::info!(replica = name, outstanding, "replica {name} is drained by request; {outstanding} requests there go on");
             } else {
                 tracing::info!(replica = name, "replica {name} is drained no longer");
+            }
+            if could_serve && !self.view.load().can_serve() {
+                tracing::warn!("no other replica is up; requests that no replica may take are answered with 503");
             }
         }
         Ok(changed)
@@ -267,10 +271,11 @@ impl Inner {
     /// Goes on with `next`, in which are drained whom the configuration or a request drains.
     fn adopt(&mut self, before: &Membership, next: &Arc<Membership>, now: Instant) {
         let present: HashSet<&str> = next.replicas().iter().map(|replica| replica.name()).collect();
-        for (name, away) in &mut self.drained {
+        self.drained.retain(|name, away| {
+            let is_over = away.is_some_and(|since| now.duration_since(since) >= DRAIN_MEMORY);
             *away = if present.contains(name.as_str()) { None } else { Some(away.unwrap_or(now)) };
-        }
-        self.drained.retain(|_, away| away.is_none_or(|since| now.duration_since(since) < DRAIN_MEMORY));
+            !is_over
+        });
         for gone in before.replicas().iter().filter(|replica| !present.contains(replica.name())) {
             self.fleet.set_draining(gone.name(), false);
         }
@@ -292,5 +297,48 @@ fn tell(before: &Membership, after: &Membership) {
     for replica in after.replicas().iter().filter(|replica| !were.contains(&replica.incarnation())) {
         let replica = replica.name();
         tracing::info!(replica, "replica {replica} joined the fleet");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Weight;
+
+    #[test]
+    fn a_drain_by_request_outlives_a_short_absence_and_no_long_one() {
+        let specs = |names: &[&str]| {
+            let spec = |name: &&str| ReplicaSpec {
+                name: (*name).to_owned(),
+                authority: (*name).to_owned(),
+                weight: Weight::clamped(1),
+                models: Vec::new(),
+                drain: *name == "by configuration",
+            };
+            names.iter().map(spec).collect::<Vec<_>>()
+        };
+        let fleet = Fleet::new(specs(&["a", "b"]), health::Settings::default(), 0);
+        let mut inner = Inner { fleet, drained: HashMap::from([("a".to_owned(), None)]) };
+        let start = Instant::now();
+        // The names in the fleet from that second on, and those of them that are drained then.
+        let steps: [(u64, &[&str], &[&str]); 8] = [
+            (0, &["a", "b"], &["a"]),
+            (1, &["b", "by configuration"], &["by configuration"]),
+            (300, &["b"], &[]),
+            (600, &["b", "a"], &["a"]),
+            (900, &["b", "c"], &[]),
+            // Nothing happens for long: what counts is the absence, not when somebody looks.
+            (1_500, &["a"], &[]),
+            (1_501, &["b"], &[]),
+            (1_502, &["a"], &[]),
+        ];
+        for (at, names, drained) in steps {
+            let before = Arc::clone(inner.fleet.membership());
+            inner.adopt(&before, &Arc::new(before.next(specs(names), true)), start + Duration::from_secs(at));
+            let snapshot = inner.fleet.snapshot();
+            let is_drained = |replica: &&Arc<Replica>| snapshot.state(replica) == Some(State::Draining);
+            let found: Vec<&str> = snapshot.replicas().iter().filter(is_drained).map(|replica| replica.name()).collect();
+            assert_eq!(found, drained, "at {at} s");
+        }
     }
 }

@@ -1,7 +1,7 @@
 #![no_main]
 //! See `tests/fuzz/answer.rs`.
 
-#![allow(dead_code, reason = "the other target uses it")]
+#![allow(dead_code, reason = "the other targets use it")]
 
 #[path = "../../tests/fuzz/answer.rs"]
 mod answer;

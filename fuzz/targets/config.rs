@@ -1,5 +1,5 @@
 #![no_main]
-//! Configuration texts, variables and flags: see `tests/fuzz/config.rs`.
+//! See `tests/fuzz/config.rs`.
 
 #[path = "../../tests/fuzz/config.rs"]
 mod config;

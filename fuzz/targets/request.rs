@@ -1,7 +1,7 @@
 #![no_main]
 //! See `tests/fuzz/request.rs`.
 
-#![allow(dead_code, reason = "the other target uses it")]
+#![allow(dead_code, reason = "the other targets use it")]
 
 #[path = "../../tests/fuzz/input.rs"]
 mod input;

@@ -1,5 +1,7 @@
 #![no_main]
-//! Paths and bodies: see `tests/fuzz/view.rs`.
+//! See `tests/fuzz/view.rs`.
+
+#![allow(dead_code, reason = "the other targets use it")]
 
 #[path = "../../tests/fuzz/input.rs"]
 mod input;

@@ -72,7 +72,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// The admin port's paths. Whatever is added is closed to strangers, unless [`auth`] opens it.
+    /// The admin port's paths. Whatever is added here is closed to strangers, unless [`auth`] opens it; what is not here is a 404 for all.
     pub fn routes(self) -> Router {
         Router::new()
             .route("/metrics", get(metrics))
@@ -82,7 +82,7 @@ impl Admin {
             .route("/api/v1/replicas/{name}/drain", post(api::drain))
             .route("/api/v1/replicas/{name}/undrain", post(api::undrain))
             .route("/api/v1/reload", post(api::reload))
-            .layer(middleware::from_fn_with_state(self.clone(), auth::check))
+            .route_layer(middleware::from_fn_with_state(self.clone(), auth::check))
             .with_state(self)
     }
 }

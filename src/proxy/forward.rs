@@ -295,7 +295,7 @@ impl<'a> Forward<'a> {
     }
 
     /// Sends, and holds the head until the first piece of the body is here: an engine sends the head of a stream before it has done anything for it,
-    /// and of an error it matters whether it has a body.
+    /// of an error it matters whether it has a body, and a head whose body breaks off at once is no answer. (Of a busy replica the head says it all.)
     async fn send(&self, slot: Slot, upstream: Arc<Upstream>, patience: Option<Patience>) -> Result<Answer, Failure> {
         let stale = || self.proxy.parties.metrics.retried(RetryCause::Stale);
         let resend = self.repeatable && self.is_replayable();
@@ -305,8 +305,7 @@ impl<'a> Forward<'a> {
             return Err(Failure::Switched);
         }
         let (mut first, mut is_over) = (None, rest.is_end_stream());
-        let is_held = head.status.is_success() || head.status.is_server_error() && !is_busy(head.status);
-        if is_held && !is_over {
+        if !is_over && !is_busy(head.status) {
             // Where none comes in time the head goes ahead without it.
             if let Ok(held) = timeout(self.settings().hold_head, rest.frame()).await {
                 first = held.transpose().map_err(Failure::BodyBroke)?;

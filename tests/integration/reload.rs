@@ -205,7 +205,8 @@ async fn the_request_path() {
     assert_eq!((response.status, response.head.get("x-prefix-router-replica")), (200, None));
     let sent = [a.requests(), b.requests()].concat();
     assert_eq!(sent[0].head.all("authorization"), ["Bearer key-1"]);
-    assert_eq!(filed.change(&all, &with(&[("upstream_api_key", "key-2")])).await.last().unwrap(), "response_headers");
+    let changed = filed.change(&all, &with(&[("upstream_api_key", "key-2")])).await;
+    assert_eq!(changed, ["upstream_api_key", "response_headers", "expose_paths"]);
     a.forget();
     b.forget();
     filed.router.post(CHAT, chat("x")).await;
@@ -247,6 +248,29 @@ async fn connections_from_clients() {
     // The new time holds for new connections; the old one keeps its own.
     second.closed().await;
     assert_eq!(first.request("POST", CHAT, "", chat("x")).await.status, 200);
+}
+
+#[tokio::test]
+async fn who_may_use_the_admin_port_and_how_the_router_ends() {
+    let gate = Gate::new();
+    let steps = vec![head(), chunk(event(0)), Step::Wait(gate.clone()), last_chunk()];
+    let a = Replica::start("a", move |_| steps.clone());
+    let filed = Filed::start(&[&a], &[("drain_timeout", "1h")]).await;
+    let settings = [("drain_timeout", "200ms"), ("drain_delay", "300ms"), ("admin_token", "sesame")];
+    assert_eq!(filed.change(&[&a], &settings).await, ["admin_token", "drain_delay", "drain_timeout"]);
+    assert_eq!(filed.router.api("POST", "/api/v1/reload").await.0, 401);
+    let (status, json) = api(filed.router.admin, "POST", "/api/v1/reload", "authorization: Bearer sesame\r\n").await;
+    assert_eq!((status, json), (200, json!({"applied": [], "needs_restart": []})));
+
+    let mut client = Client::connect(filed.router.traffic).await;
+    client.start("POST", CHAT, "", chat("x")).await;
+    let mut framing = client.head().await.response_framing("POST");
+    assert_eq!(client.text(&mut framing).await, event(0));
+    let begun = std::time::Instant::now();
+    filed.router.drain();
+    assert_eq!(client.rest(framing).await.end, End::Cut);
+    assert!(begun.elapsed() >= Duration::from_millis(450), "{:?}", begun.elapsed());
+    filed.router.stopped().await;
 }
 
 #[tokio::test]
@@ -555,6 +579,14 @@ async fn names_that_stay_keep_what_was_found_and_new_ones_are_awaited() {
     assert_eq!((&fleet["replicas"][0]["name"], &fleet["replicas"][0]["state"]), (&json!(a.name), &json!("up")), "{fleet}");
     assert_eq!(samples(&filed.router.metrics().await, "prefix_router_discovery_replicas", &[("source", &one)]), [0.0; 0]);
     assert_eq!(samples(&filed.router.metrics().await, "prefix_router_discovery_replicas", &[("source", &two)]), [1.0]);
+
+    // Answers hold for as long as the file says now, not for the minute that it said when they came.
+    dns.set("two.test", &[ip(1), ip(2)]);
+    let settings = [("dns_servers", servers.as_str()), ("dns_max_ttl", "50ms"), ("dns_min_ttl", "50ms")];
+    let write = |replicas: &str| fs::write(&filed.file, content(&format!("replicas: [{replicas}]\n"), &settings)).unwrap();
+    write(&format!("'{two}'"));
+    assert_eq!(filed.router.reload().await, ["dns_min_ttl", "dns_max_ttl"]);
+    filed.router.has_metric("prefix_router_discovery_replicas", &[("source", &two)], 2.0).await;
 
     // One that does not resolve takes nobody away.
     write(&format!("'{two}', 'dns://nobody.test:1', 'http://localhost:{port};name=fixed'"));
