@@ -149,7 +149,7 @@ def small_disk(bench):
 
 
 def to_full(bench):
-    bench.fault.router["stdout"] = open("/dev/full", "wb")  # the process's own, closed with it
+    bench.fault.router["stdout"] = pathlib.Path("/dev/full").open("wb")
     return []
 
 

@@ -76,9 +76,11 @@ async def kill_in_mid_stream(bench):
 
 
 async def restart_under_load(bench):
-    """The headline: a replica is killed and restarted under 500 requests a second."""
+    """The headline: a replica is killed and restarted under 500 requests a second, while streams run there and many requests wait."""
     victim = bench.replicas[0]
-    await bench.warm_up(4)
+    await bench.warm_up(3)
+    await victim.fault(fault="slow", seconds=0.5)
+    await asyncio.sleep(1)
     await kill_and_restart(bench, victim, down=5)
 
 
@@ -177,7 +179,7 @@ FAULTS = [
     Fault("kill -9, idle", "killed while no request was there, load at once; restarted after 4 s", kill_idle),
     Fault("kill -9, in prefill", "killed while all its requests waited for their first byte; restarted after 4 s", kill_in_prefill),
     Fault("kill -9, in mid-stream", "killed while streams ran; restarted after 4 s", kill_in_mid_stream),
-    Fault("restart under 500/s", "one of four killed at 500 requests/s; restarted after 5 s", restart_under_load, replicas=4, rate=500),
+    Fault("restart under 500/s", "one of four killed at 500 requests/s, streams running and requests waiting there; restarted after 5 s", restart_under_load, replicas=4, rate=500),
     Fault("rolling restart with drain", "each of three: drain, wait until empty, SIGTERM, start, undrain", rolling_restart),
     Fault("flapping, 1 s", "a second down, a second up, ten times", flaps(1, 10)),
     Fault("flapping, 4 s", "a second down, four seconds up, five times", flaps(4, 5)),

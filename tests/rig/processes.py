@@ -68,15 +68,12 @@ class Process:
 class Replica:
     """`prefix-router demo-replica`, always on one port however often it dies."""
 
-    # The default costs but for the prefill, which is the wait that a test wants to see without filling the machine.
-    SETTINGS = {"engine": {"max_model_len": 1_000_000}}
-
     def __init__(self, binary, folder, name, host="127.0.0.1", port=None, settings=None, prefix=()):
         self.name = name
         self.host, self.port = host, port or free_port(host if not prefix else "127.0.0.1")
         self.log = folder / f"{name}.log"
         file = folder / f"{name}.json"
-        file.write_text(json.dumps(settings or self.SETTINGS))
+        file.write_text(json.dumps(settings or {}))
         self.command = [*prefix, binary, "demo-replica", "--listen", f"{self.host}:{self.port}", "--settings", str(file)]
         self.process = None
         self.listening_at = None
