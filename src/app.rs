@@ -33,9 +33,13 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 /// Connections to the admin port at one time.
 const ADMIN_CONNECTIONS: usize = 256;
 
+/// What the process opens besides clients' connections and those of their requests: the admin port's, log, timers, questions to DNS.
+const OWN_FILES: u64 = ADMIN_CONNECTIONS as u64 + 64;
+
 /// `serve`: runs until SIGTERM or SIGINT, then drains. A second signal cuts off what is still in flight.
 pub fn run(config: Config) -> Result<()> {
     let _log = telemetry::start(&config.telemetry);
+    open_files(config.server.max_connections);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if config.server.worker_threads > 0 {
         runtime.worker_threads(config.server.worker_threads);
@@ -67,6 +71,21 @@ pub fn run(config: Config) -> Result<()> {
     // A ring that is being built must not hold the exit back; everything else ends at once, and has its say in the log.
     runtime.shutdown_timeout(CUT_TIME);
     ended
+}
+
+/// Makes room for as many open files as the system allows, and says so where they are too few for so many connections.
+fn open_files(max_connections: usize) {
+    // Each connection may have a request under way, which needs one more, toward its replica.
+    let needed = max_connections as u64 * 2 + OWN_FILES;
+    match server::raise_file_limit() {
+        Ok(limit) if limit >= needed => {}
+        Ok(limit) => tracing::warn!(
+            limit,
+            max_connections,
+            "the system allows {limit} open files; {max_connections} connections (max_connections) may need {needed}, as a request holds two"
+        ),
+        Err(error) => tracing::warn!(error = error.to_string(), "cannot raise the number of open files: {error}"),
+    }
 }
 
 /// The signals that end a server: SIGTERM and SIGINT. From when this is made they no longer end the process by themselves.
@@ -153,12 +172,13 @@ pub async fn start(config: Config) -> Result<Running> {
 
     let admin_routes = Admin { metrics: Arc::clone(&metrics), fleet: Arc::clone(&fleet), draining: draining.clone() }.routes();
     let admin_settings = server::Settings { max_connections: ADMIN_CONNECTIONS, ..config.server.clone() };
-    tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, std::future::pending()));
+    tasks.spawn(server::serve(admin_listener, admin_routes, admin_settings, None, std::future::pending()));
 
     let rules = Rules { settings: config.proxy, key: config.key, chooser: Arc::new(Chooser::new(&config.routing)) };
+    let connections = Arc::clone(&metrics);
     let parties = Parties { fleet, metrics, draining: draining.clone(), cut: cut.clone(), admin };
     let routes = Proxy::new(rules, parties).routes();
-    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, draining, cut.clone()));
+    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, config.server, connections, draining, cut.clone()));
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
     tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}; replicas: {fixed}{discovered}");
@@ -169,6 +189,7 @@ async fn serve_until_drained(
     listener: TcpListener,
     routes: axum::Router,
     settings: server::Settings,
+    metrics: Arc<Metrics>,
     mut draining: watch::Receiver<bool>,
     cut: CancellationToken,
 ) {
@@ -178,7 +199,7 @@ async fn serve_until_drained(
         // The sender lives as long as the router; without it, stopping is right as well.
         let _ = told.wait_for(|draining| *draining).await;
     };
-    let mut serving = Box::pin(server::serve(listener, routes, settings, stop));
+    let mut serving = Box::pin(server::serve(listener, routes, settings, Some(metrics), stop));
     tokio::select! {
         () = &mut serving => return,
         _ = draining.wait_for(|draining| *draining) => {}

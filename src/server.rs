@@ -4,6 +4,7 @@
 //! It knows nothing of what is served.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -19,6 +20,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -27,11 +29,17 @@ use tokio::time::{Instant, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
+use crate::telemetry::{Limit, Metrics};
+
 /// Connections from clients, and how they end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Connections at one time; further ones wait in the listener's queue.
     pub max_connections: usize,
+    /// Requests at one time on one h2c connection; its client is told so.
+    pub h2_max_streams: u32,
+    /// An h2c connection is closed when its client has taken back so many requests that were not taken up yet, or has broken so many.
+    pub h2_max_resets: usize,
     /// Time for a request's head to arrive, from when the connection is free for it; zero: no limit. So it is also how long an idle
     /// connection is kept: above the 60 s after which load balancers stop using theirs, so that none sends into a closed one.
     pub header_timeout: Duration,
@@ -47,6 +55,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             max_connections: 16_384,
+            h2_max_streams: 1_000,
+            h2_max_resets: 100,
             header_timeout: Duration::from_secs(75),
             write_timeout: Duration::from_secs(300),
             drain_timeout: Duration::from_secs(30),
@@ -57,6 +67,9 @@ impl Default for Settings {
 
 /// The largest head that is read at all. The limit that clients are told of is below it; beyond this one hyper answers 431 by itself.
 const MAX_HEAD: usize = 512 << 10;
+
+/// And with how many fields; in h2c the above is also the bound of these.
+const MAX_HEAD_FIELDS: usize = 2_048;
 
 /// How often the other end of a silent connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
@@ -74,13 +87,20 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Serves `routes` on `listener` until `stop` resolves, then until all requests in flight have ended. Dropping the future cuts them off.
 ///
 /// While the requests that were in flight end, new connections are still served: whoever has not yet heard that this router is leaving loses
-/// nothing.
-pub async fn serve(listener: TcpListener, routes: Router, settings: Settings, stop: impl Future<Output = ()>) {
+/// nothing. Connections are counted in `metrics`, if there are any.
+pub async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    settings: Settings,
+    metrics: Option<Arc<Metrics>>,
+    stop: impl Future<Output = ()>,
+) {
     let mut server = Server {
         listener,
         routes,
         http: builder(&settings),
         settings: settings.clone(),
+        metrics,
         permits: Arc::new(Semaphore::new(settings.max_connections)),
         connections: JoinSet::new(),
     };
@@ -105,6 +125,7 @@ struct Server {
     routes: Router,
     http: Arc<auto::Builder<TokioExecutor>>,
     settings: Settings,
+    metrics: Option<Arc<Metrics>>,
     permits: Arc<Semaphore>,
     connections: JoinSet<()>,
 }
@@ -114,9 +135,12 @@ impl Server {
     async fn accept(&mut self, graceful: &GracefulShutdown) {
         let mut warned = None;
         loop {
-            if self.permits.available_permits() == 0 && warned.is_none_or(|at: Instant| at.elapsed() > WARN_PAUSE) {
-                warned = Some(Instant::now());
-                tracing::warn!("{} connections are open (max_connections); further ones wait", self.settings.max_connections);
+            if self.permits.available_permits() == 0 {
+                hit(self.metrics.as_deref(), Limit::MaxConnections);
+                if warned.is_none_or(|at: Instant| at.elapsed() > WARN_PAUSE) {
+                    warned = Some(Instant::now());
+                    tracing::warn!("{} connections are open (max_connections); further ones wait", self.settings.max_connections);
+                }
             }
             // The semaphore is never closed.
             let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
@@ -124,9 +148,13 @@ impl Server {
                 Ok((stream, client)) => {
                     let (http, routes, watcher) = (Arc::clone(&self.http), self.routes.clone(), graceful.watcher());
                     let settings = self.settings.clone();
+                    let open = Open::count(self.metrics.clone());
                     self.connections.spawn(async move {
-                        serve_connection(stream, client, routes, http, watcher, settings).await;
-                        drop(permit);
+                        let limit = serve_connection(stream, client, routes, http, watcher, settings).await;
+                        if let Some(limit) = limit {
+                            hit(open.0.as_deref(), limit);
+                        }
+                        drop((open, permit));
                     });
                 }
                 Err(error) if is_one_connections(&error) => {}
@@ -137,6 +165,32 @@ impl Server {
             }
             while self.connections.try_join_next().is_some() {}
         }
+    }
+}
+
+/// Counts a connection for as long as it lives, also where it is cut off.
+struct Open(Option<Arc<Metrics>>);
+
+impl Open {
+    fn count(metrics: Option<Arc<Metrics>>) -> Self {
+        if let Some(metrics) = &metrics {
+            metrics.connected(1);
+        }
+        Self(metrics)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(metrics) = &self.0 {
+            metrics.connected(-1);
+        }
+    }
+}
+
+fn hit(metrics: Option<&Metrics>, limit: Limit) {
+    if let Some(metrics) = metrics {
+        metrics.hit(limit);
     }
 }
 
@@ -151,11 +205,20 @@ fn builder(settings: &Settings) -> Arc<auto::Builder<TokioExecutor>> {
         .http1()
         .timer(TokioTimer::new())
         .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_HEAD_FIELDS)
         .header_read_timeout((!settings.header_timeout.is_zero()).then_some(settings.header_timeout));
-    builder.http2().timer(TokioTimer::new()).max_header_list_size(MAX_HEAD as u32).keep_alive_interval(KEEPALIVE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(MAX_HEAD as u32)
+        .max_concurrent_streams(settings.h2_max_streams)
+        .max_pending_accept_reset_streams(settings.h2_max_resets)
+        .max_local_error_reset_streams(settings.h2_max_resets)
+        .keep_alive_interval(KEEPALIVE);
     Arc::new(builder)
 }
 
+/// Serves one connection to its end, and says which limit was the reason of it, if one was.
 async fn serve_connection(
     stream: TcpStream,
     client: SocketAddr,
@@ -163,7 +226,7 @@ async fn serve_connection(
     http: Arc<auto::Builder<TokioExecutor>>,
     watcher: Watcher,
     settings: Settings,
-) {
+) -> Option<Limit> {
     // Fails only where the client has left already.
     let _ = prepare(&stream);
     let mut stream = Box::pin(TimeoutStream::new(stream));
@@ -181,13 +244,55 @@ async fn serve_connection(
     tokio::pin!(connection);
     if !settings.header_timeout.is_zero() {
         // hyper waits for ever for the first bytes, which tell HTTP/1.1 from h2c, and for an h2c client's first request.
-        let ended = timeout(settings.header_timeout, &mut connection).await.is_ok();
-        if ended || !begun.load(Ordering::Relaxed) {
-            return;
+        match timeout(settings.header_timeout, &mut connection).await {
+            Ok(ended) => return ended.err().and_then(|error| limit_behind(&*error)),
+            Err(_) if !begun.load(Ordering::Relaxed) => return Some(Limit::HeaderTimeout),
+            Err(_) => {}
         }
     }
     // A client's broken connection is the client's business; what it means for a request is in that request's record.
-    let _ = connection.await;
+    connection.await.err().and_then(|error| limit_behind(&*error))
+}
+
+/// The limit that made a connection end with this error.
+fn limit_behind(error: &(dyn Error + 'static)) -> Option<Limit> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        cause = error.source();
+        if let Some(error) = error.downcast_ref::<hyper::Error>() {
+            // With a cause it is a client that answers no ping.
+            if error.is_timeout() && cause.is_none() {
+                return Some(Limit::HeaderTimeout);
+            }
+            if error.is_parse_too_large() {
+                return Some(Limit::MaxHeaderBytes);
+            }
+        }
+        if let Some(error) = error.downcast_ref::<h2::Error>()
+            && error.is_library()
+            && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)
+        {
+            return Some(Limit::H2MaxResets);
+        }
+        // The system's own time for a peer that is silent has a number.
+        if let Some(error) = error.downcast_ref::<io::Error>()
+            && error.kind() == io::ErrorKind::TimedOut
+            && error.raw_os_error().is_none()
+        {
+            return Some(Limit::WriteTimeout);
+        }
+    }
+    None
+}
+
+/// Lets this process open as many files as it may, and says how many: every connection is one, and every request one more, toward its replica.
+/// Fails where the system says neither.
+pub fn raise_file_limit() -> io::Result<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
+    }
+    Ok(limit.maximum.unwrap_or(u64::MAX))
 }
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {

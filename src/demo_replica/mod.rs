@@ -63,7 +63,7 @@ pub fn start(listener: TcpListener, settings: Settings) -> io::Result<Replica> {
     let serving = server::Settings { header_timeout: KEEP_ALIVE, ..server::Settings::default() };
     let mut tasks = JoinSet::new();
     tasks.spawn(driver);
-    tasks.spawn(server::serve(listener, http::routes(app), serving, std::future::pending()));
+    tasks.spawn(server::serve(listener, http::routes(app), serving, None, std::future::pending()));
     Ok(Replica { address, tasks })
 }
 

@@ -31,11 +31,13 @@ pub struct Settings {
     pub includes: Includes,
     /// Seeds every hash, so that outsiders cannot aim at one replica. Routers that shall agree need the same.
     pub hash_seed: u64,
+    /// A body that is nested deeper, its own braces counted, is placed by its raw bytes.
+    pub max_json_depth: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { prefix_length: PrefixLength::clamped(4_096), includes: Includes::default(), hash_seed: 0 }
+        Self { prefix_length: PrefixLength::clamped(4_096), includes: Includes::default(), hash_seed: 0, max_json_depth: 256 }
     }
 }
 
@@ -55,6 +57,8 @@ pub struct Ask {
     pub model: Option<String>,
     /// How it is placed.
     pub placement: Placement,
+    /// Whether it has a key of its raw bytes for no other reason than `max_json_depth`.
+    pub too_deep: bool,
 }
 
 /// How a request is placed.
@@ -74,12 +78,14 @@ impl Ask {
     pub fn read(surface: Surface, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Self {
         let understood = std::str::from_utf8(body).map_err(|_| Malformed).and_then(Fields::parse);
         let Some(family) = surface.family() else {
-            return Self { model: understood.ok().and_then(|fields| fields.model), placement: Placement::ByLoad };
+            return Self { model: understood.ok().and_then(|fields| fields.model), ..Self::default() };
         };
         let Ok(fields) = understood else {
-            return Self { model: None, placement: Placement::ByKey(native(&Fields::default(), body, identifier, settings)) };
+            let key = native(&Fields::default(), body, identifier, settings);
+            return Self { placement: Placement::ByKey(key), ..Self::default() };
         };
-        let key = if family == Family::Native {
+        let too_deep = family != Family::Native && fields.depth > settings.max_json_depth;
+        let key = if family == Family::Native || too_deep {
             native(&fields, body, identifier, settings)
         } else {
             let mut key = KeyHasher::new(family, settings.prefix_length.get(), settings.hash_seed);
@@ -89,7 +95,7 @@ impl Ask {
                 Err(Malformed) => native(&fields, body, identifier, settings),
             }
         };
-        Self { model: fields.model, placement: Placement::ByKey(key) }
+        Self { model: fields.model, placement: Placement::ByKey(key), too_deep }
     }
 }
 

@@ -11,7 +11,7 @@ fn key(surface: Surface, body: &Value) -> Option<Key> {
 }
 
 fn key_with(surface: Surface, body: &str, identifier: Option<&str>, includes: Includes) -> Option<Key> {
-    let settings = Settings { prefix_length: PrefixLength::clamped(1_024), includes, hash_seed: 0 };
+    let settings = Settings { prefix_length: PrefixLength::clamped(1_024), includes, ..Settings::default() };
     match Ask::read(surface, body.as_bytes(), identifier, &settings).placement {
         Placement::ByKey(key) => key,
         Placement::ByLoad => panic!("{surface:?} has keys"),
@@ -264,7 +264,7 @@ fn what_is_not_understood_is_placed_by_its_bytes() {
     for body in [&b"\xff\xfe{}"[..], b"\xef\xbb\xbf{}", b"{\"model\":\"\xc3\"}"] {
         assert!(matches!(
             Ask::read(Surface::ChatCompletions, body, None, &settings),
-            Ask { model: None, placement: Placement::ByKey(Some(_)) }
+            Ask { model: None, placement: Placement::ByKey(Some(_)), .. }
         ));
     }
 }

@@ -10,7 +10,7 @@ use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 pub use access_log::Record;
-pub use metrics::{Metrics, RetryCause, UpstreamError};
+pub use metrics::{Limit, Metrics, RetryCause, UpstreamError};
 
 /// Logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
