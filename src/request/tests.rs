@@ -270,6 +270,26 @@ fn what_is_not_understood_is_placed_by_its_bytes() {
 }
 
 #[test]
+fn what_is_nested_too_deep_is_placed_by_its_bytes() {
+    let body = |depth: usize| {
+        let deep = "[{\"a\":".repeat(depth / 2) + "[]" + &"}]".repeat(depth / 2);
+        format!(r#"{{"model":"m","tools":[[[]]],"messages":[{{"role":"user","content":"x"}}],"deep":{deep}}}"#)
+    };
+    let settings = Settings { max_json_depth: 100, ..Settings::default() };
+    let read = |surface, body: &str, settings| Ask::read(surface, body.as_bytes(), None, settings);
+    // Its own braces, 98 brackets, and the empty list.
+    let within = read(Surface::ChatCompletions, &body(98), &settings);
+    assert_eq!(within, read(Surface::ChatCompletions, &body(0), &Settings::default()), "depth by itself does not change a key");
+    let beyond = read(Surface::ChatCompletions, &body(100), &settings);
+    assert!(beyond.too_deep && beyond.model.as_deref() == Some("m"));
+    assert_eq!(beyond.placement, read(Surface::Invocations, &body(100), &settings).placement);
+    assert_ne!(beyond.placement, within.placement);
+    for surface in [Surface::Invocations, Surface::Tokenize] {
+        assert!(!read(surface, &body(100), &settings).too_deep, "{surface:?} has no view that could be too deep");
+    }
+}
+
+#[test]
 fn native_bytes_count_as_they_stand() {
     all_different(Surface::Invocations, &[r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#, r#"{"a": 1,"b":2}"#]);
     let long = |tail: &str| "x".repeat(1_024) + tail;

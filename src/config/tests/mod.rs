@@ -77,3 +77,10 @@ fn the_minimal_file_has_two_replicas_and_the_defaults() {
     assert_eq!(config.replicas.len(), 2);
     assert_eq!(Config { replicas: Vec::new(), ..config }, Config::default());
 }
+
+#[test]
+fn every_limit_is_called_as_its_setting() {
+    for limit in crate::telemetry::Limit::ALL {
+        assert!(keys::find(limit.key()).is_some(), "{} is no key", limit.key());
+    }
+}
