@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 22] = [
+const MAY_USE: [(&str, &[&str]); 23] = [
     ("units", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
@@ -16,11 +16,12 @@ const MAY_USE: [(&str, &[&str]); 22] = [
     ("telemetry", &["units", "request", "fleet", "routing"]),
     ("pause", &[]),
     ("resolver", &["units"]),
-    ("upstream", &["units", "request", "fleet", "telemetry", "resolver"]),
+    ("exchange", &[]),
+    ("upstream", &["units", "request", "fleet", "telemetry", "resolver", "exchange"]),
     ("live", &["units", "request", "fleet", "routing", "telemetry", "upstream"]),
     ("discovery", &["units", "request", "fleet", "telemetry", "pause", "resolver"]),
     ("probe", &["units", "request", "fleet", "routing", "telemetry", "pause", "live", "upstream"]),
-    ("proxy", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
+    ("proxy", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream", "exchange"]),
     ("admin", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
     ("server", &["units", "request", "fleet", "routing", "telemetry"]),
     (
@@ -32,6 +33,7 @@ const MAY_USE: [(&str, &[&str]); 22] = [
             "routing",
             "telemetry",
             "resolver",
+            "exchange",
             "upstream",
             "live",
             "discovery",
@@ -58,6 +60,7 @@ const EVERYTHING: &[&str] = &[
     "telemetry",
     "pause",
     "resolver",
+    "exchange",
     "upstream",
     "live",
     "discovery",

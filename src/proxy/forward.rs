@@ -2,7 +2,6 @@
 //!
 //! After that byte nothing is sent again, ever: what follows is `stream`'s.
 
-use std::error::Error;
 use std::future::pending;
 use std::io;
 use std::sync::Arc;
@@ -12,24 +11,23 @@ use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Limited};
 use hyper::StatusCode;
-use hyper::body::Incoming;
 use hyper::http::response::Parts;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::error::ProxyError;
 use super::{Proxy, Rules, Settings};
+use crate::exchange::{Body, Broken};
 use crate::fleet::{Lease, Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
 use crate::routing::{Candidates, Choice, Reason};
 use crate::telemetry::{Record, RetryCause, UpstreamError};
-use crate::upstream::{Connection, Outgoing, SendError, Upstream};
+use crate::upstream::{Outgoing, SendError, Upstream};
 
 /// A replica's answer that has begun: its head, and the first piece of its body unless there is none yet.
 pub(super) struct Answer {
     pub(super) head: Parts,
     pub(super) first: Option<Frame<Bytes>>,
-    pub(super) rest: Incoming,
-    pub(super) connection: Connection,
+    pub(super) rest: Body,
     pub(super) upstream: Arc<Upstream>,
     pub(super) lease: Lease,
     /// When the first byte has to be here; `None`: no limit.
@@ -61,7 +59,7 @@ struct Chosen {
 enum Failure {
     Sending(SendError),
     /// The head came, the body did not.
-    BodyBroke(hyper::Error),
+    BodyBroke(Broken),
     /// The replica was taken out meanwhile, and another one can be tried.
     Ejected,
     FirstByteTimeout,
@@ -212,15 +210,14 @@ impl<'a> Forward<'a> {
         let proxy = self.proxy;
         let stale = || proxy.parties.metrics.retried(RetryCause::Stale);
         let resend = self.repeatable && self.is_replayable();
-        let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
-        let (head, mut rest) = response.into_parts();
+        let (head, mut rest) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?.into_parts();
         let mut first = None;
         if head.status.is_success() && !rest.is_end_stream() {
             // Where none comes in time the head goes ahead without it.
             let held = timeout(self.settings().hold_head, rest.frame()).await.ok().flatten();
             first = held.transpose().map_err(Failure::BodyBroke)?;
         }
-        Ok(Answer { head, first, rest, connection, upstream, lease, first_byte_by })
+        Ok(Answer { head, first, rest, upstream, lease, first_byte_by })
     }
 
     /// Resolves when the replica on which this request waits has been taken out, another one is up, and a retry is allowed, which this pays
@@ -250,9 +247,7 @@ impl<'a> Forward<'a> {
             Failure::Sending(error @ SendError::Connect(_)) => (UpstreamError::Connect, error.to_string()),
             Failure::Sending(error @ SendError::Broke { .. }) => (UpstreamError::Broke, error.to_string()),
             Failure::BodyBroke(error) => {
-                // The error itself says no more than that a body was read.
-                let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-                (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body{cause}"))
+                (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body: {error}"))
             }
             Failure::FirstByteTimeout => (UpstreamError::FirstByteTimeout, "no first byte in time".to_owned()),
             Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
@@ -278,9 +273,9 @@ impl<'a> Forward<'a> {
 
 /// Reads a busy replica's answer to its end, so that nothing is outstanding there while another replica is tried. `None` where that fails.
 async fn keep(answer: Answer, reason: Reason) -> Option<Busy> {
-    let Answer { head, rest, connection, upstream, lease, .. } = answer;
-    let body = timeout(BUSY_PATIENCE, Limited::new(rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
-    upstream.give_back(connection);
+    let Answer { head, mut rest, upstream, lease, .. } = answer;
+    let body = timeout(BUSY_PATIENCE, Limited::new(&mut rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
+    upstream.give_back(&mut rest);
     Some(Busy { head, body, replica: lease.replica().name().to_owned(), reason })
 }
 

@@ -11,7 +11,6 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use hyper::{HeaderMap, Version};
 use memchr::memmem;
@@ -21,10 +20,11 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use super::error::ProxyError;
 use super::forward::{Answer, Busy};
 use super::{Settings, headers, name_choice};
+use crate::exchange;
 use crate::fleet::Lease;
 use crate::request::Dialect;
 use crate::telemetry::{Record, UpstreamError};
-use crate::upstream::{Connection, Upstream};
+use crate::upstream::Upstream;
 
 impl Answer {
     /// The response to the client, whose body holds everything that lives as long as the answer.
@@ -40,7 +40,7 @@ impl Answer {
         let mut body = ResponseBody {
             first: self.first,
             rest: self.rest,
-            work: Some(Work { connection: self.connection, upstream: self.upstream, lease: self.lease, record }),
+            work: Some(Work { upstream: self.upstream, lease: self.lease, record }),
             ending: Ending::Open,
             events,
             first_byte_timeout: settings.first_byte_timeout,
@@ -66,7 +66,6 @@ impl Busy {
 
 /// What lives as long as the replica's work for a request.
 struct Work {
-    connection: Connection,
     upstream: Arc<Upstream>,
     lease: Lease,
     record: Record,
@@ -92,7 +91,7 @@ struct CutOff;
 
 struct ResponseBody {
     first: Option<Frame<Bytes>>,
-    rest: Incoming,
+    rest: exchange::Body,
     /// Gone once the answer has ended or broken.
     work: Option<Work>,
     ending: Ending,
@@ -230,8 +229,8 @@ impl ResponseBody {
 
     /// The answer is whole: the connection is free for the next request, the count goes down, the record is written.
     fn end(&mut self) {
-        if let Some(Work { connection, upstream, lease, mut record }) = self.work.take() {
-            upstream.give_back(connection);
+        if let Some(Work { upstream, lease, mut record }) = self.work.take() {
+            upstream.give_back(&mut self.rest);
             drop(lease);
             record.complete();
         }
@@ -240,6 +239,8 @@ impl ResponseBody {
     /// The replica failed in mid-answer (or, without a `kind`, the router itself stops). An event stream's client is told inside the stream, where that is still possible; in any case the
     /// connection is cut.
     fn broke(&mut self, kind: Option<UpstreamError>, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        // Closes the connection, where it is not closed yet.
+        let _ = self.rest.finish();
         if let Some(Work { lease, mut record, .. }) = self.work.take() {
             let (request_id, replica) = (&record.request_id, lease.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
