@@ -6,27 +6,31 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::ConnectInfo;
 use hyper::Request;
 use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown, Watcher};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 use tokio_io_timeout::TimeoutStream;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use crate::telemetry::{Limit, Metrics};
@@ -98,32 +102,47 @@ pub async fn serve(
     let mut server = Server {
         listener,
         routes,
-        http: builder(&settings),
+        http: Arc::new(Http::new(&settings)),
         settings: settings.clone(),
         metrics,
         permits: Arc::new(Semaphore::new(settings.max_connections)),
         connections: JoinSet::new(),
     };
-    let before = GracefulShutdown::new();
+    let before = Group::default();
     tokio::select! {
         () = stop => {}
         () = server.accept(&before) => {}
     }
-    let late = GracefulShutdown::new();
+    let late = Group::default();
     tokio::select! {
-        () = before.shutdown() => {}
+        () = before.end() => {}
         () = server.accept(&late) => {}
     }
     // The connections stay owned until the last has ended: dropped with this future, they are cut off.
     let Server { listener, connections: _connections, .. } = server;
     drop(listener);
-    late.shutdown().await;
+    late.end().await;
+}
+
+/// Connections that end together.
+#[derive(Default)]
+struct Group {
+    graceful: GracefulShutdown,
+    /// For those on which nothing has been said yet.
+    over: CancellationToken,
+}
+
+impl Group {
+    async fn end(self) {
+        self.over.cancel();
+        self.graceful.shutdown().await;
+    }
 }
 
 struct Server {
     listener: TcpListener,
     routes: Router,
-    http: Arc<auto::Builder<TokioExecutor>>,
+    http: Arc<Http>,
     settings: Settings,
     metrics: Option<Arc<Metrics>>,
     permits: Arc<Semaphore>,
@@ -131,8 +150,8 @@ struct Server {
 }
 
 impl Server {
-    /// Takes and serves connections for ever; each ends early when `graceful` says so.
-    async fn accept(&mut self, graceful: &GracefulShutdown) {
+    /// Takes and serves connections for ever; each ends early when `group` says so.
+    async fn accept(&mut self, group: &Group) {
         let mut warned = None;
         loop {
             if self.permits.available_permits() == 0 {
@@ -146,11 +165,11 @@ impl Server {
             let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, client)) => {
-                    let (http, routes, watcher) = (Arc::clone(&self.http), self.routes.clone(), graceful.watcher());
-                    let settings = self.settings.clone();
+                    let (http, routes, watcher) = (Arc::clone(&self.http), self.routes.clone(), group.graceful.watcher());
+                    let (settings, over) = (self.settings.clone(), group.over.clone());
                     let open = Open::count(self.metrics.clone());
                     self.connections.spawn(async move {
-                        let limit = serve_connection(stream, client, routes, http, watcher, settings).await;
+                        let limit = serve_connection(stream, client, routes, http, watcher, over, settings).await;
                         if let Some(limit) = limit {
                             hit(open.0.as_deref(), limit);
                         }
@@ -199,23 +218,28 @@ fn is_one_connections(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-fn builder(settings: &Settings) -> Arc<auto::Builder<TokioExecutor>> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .max_buf_size(MAX_HEAD)
-        .max_headers(MAX_HEAD_FIELDS)
-        .header_read_timeout((!settings.header_timeout.is_zero()).then_some(settings.header_timeout));
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_header_list_size(MAX_HEAD as u32)
-        .max_concurrent_streams(settings.h2_max_streams)
-        .max_pending_accept_reset_streams(settings.h2_max_resets)
-        .max_local_error_reset_streams(settings.h2_max_resets)
-        .keep_alive_interval(KEEPALIVE);
-    Arc::new(builder)
+/// How connections are served, in either version.
+struct Http {
+    one: http1::Builder,
+    two: http2::Builder<TokioExecutor>,
+}
+
+impl Http {
+    fn new(settings: &Settings) -> Self {
+        let mut one = http1::Builder::new();
+        one.timer(TokioTimer::new())
+            .max_buf_size(MAX_HEAD)
+            .max_headers(MAX_HEAD_FIELDS)
+            .header_read_timeout((!settings.header_timeout.is_zero()).then_some(settings.header_timeout));
+        let mut two = http2::Builder::new(TokioExecutor::new());
+        two.timer(TokioTimer::new())
+            .max_header_list_size(MAX_HEAD as u32)
+            .max_concurrent_streams(settings.h2_max_streams)
+            .max_pending_accept_reset_streams(settings.h2_max_resets)
+            .max_local_error_reset_streams(settings.h2_max_resets)
+            .keep_alive_interval(KEEPALIVE);
+        Self { one, two }
+    }
 }
 
 /// Serves one connection to its end, and says which limit was the reason of it, if one was.
@@ -223,13 +247,25 @@ async fn serve_connection(
     stream: TcpStream,
     client: SocketAddr,
     routes: Router,
-    http: Arc<auto::Builder<TokioExecutor>>,
+    http: Arc<Http>,
     watcher: Watcher,
+    over: CancellationToken,
     settings: Settings,
 ) -> Option<Limit> {
     // Fails only where the client has left already.
     let _ = prepare(&stream);
-    let mut stream = Box::pin(TimeoutStream::new(stream));
+    let by = (!settings.header_timeout.is_zero()).then(|| Instant::now() + settings.header_timeout);
+    let (mut stream, mut hello) = (stream, Hello::default());
+    let said = tokio::select! {
+        said = until(by, hello.read(&mut stream)) => said,
+        () = over.cancelled() => return None,
+    };
+    let is_h2 = match said {
+        Some(Ok(is_h2)) => is_h2,
+        Some(Err(_)) => return None,
+        None => return Some(Limit::HeaderTimeout),
+    };
+    let mut stream = Box::pin(TimeoutStream::new(Greeted { hello, stream }));
     stream.as_mut().set_write_timeout_pinned((!settings.write_timeout.is_zero()).then_some(settings.write_timeout));
     let begun = Arc::new(AtomicBool::new(false));
     let at_first_request = Arc::clone(&begun);
@@ -239,19 +275,111 @@ async fn serve_connection(
         let routes = routes.clone();
         async move { Ok::<_, Infallible>(routes.oneshot(request.map(axum::body::Body::new)).await.unwrap_or_else(|never| match never {})) }
     });
-    let connection = http.serve_connection(TokioIo::new(stream), service).into_owned();
+    let stream = TokioIo::new(stream);
+    if is_h2 {
+        // There are few of these, and they are large.
+        Box::pin(run(http.two.serve_connection(stream, service), watcher, by, begun)).await
+    } else {
+        run(http.one.serve_connection(stream, service), watcher, by, begun).await
+    }
+}
+
+/// Serves to the end of a connection whose first request has to be there in time.
+async fn run<C>(connection: C, watcher: Watcher, by: Option<Instant>, begun: Arc<AtomicBool>) -> Option<Limit>
+where
+    C: GracefulConnection<Error = hyper::Error> + Future<Output = hyper::Result<()>>,
+{
     let connection = watcher.watch(connection);
     tokio::pin!(connection);
-    if !settings.header_timeout.is_zero() {
-        // hyper waits for ever for the first bytes, which tell HTTP/1.1 from h2c, and for an h2c client's first request.
-        match timeout(settings.header_timeout, &mut connection).await {
-            Ok(ended) => return ended.err().and_then(|error| limit_behind(&*error)),
-            Err(_) if !begun.load(Ordering::Relaxed) => return Some(Limit::HeaderTimeout),
-            Err(_) => {}
-        }
-    }
+    // hyper waits for ever for an h2c client's first request.
+    let ended = match until(by, &mut connection).await {
+        Some(ended) => ended,
+        None if !begun.load(Ordering::Relaxed) => return Some(Limit::HeaderTimeout),
+        None => connection.await,
+    };
     // A client's broken connection is the client's business; what it means for a request is in that request's record.
-    connection.await.err().and_then(|error| limit_behind(&*error))
+    ended.err().and_then(|error| limit_behind(&error))
+}
+
+/// What comes in time; without one that is whatever comes.
+async fn until<T>(by: Option<Instant>, coming: impl Future<Output = T>) -> Option<T> {
+    match by {
+        Some(by) => timeout_at(by, coming).await.ok(),
+        None => Some(coming.await),
+    }
+}
+
+/// What an h2c client says first, and nobody else.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The first bytes of a connection, which tell HTTP/1.1 from h2c.
+#[derive(Default)]
+struct Hello {
+    bytes: [u8; PREFACE.len()],
+    read: usize,
+    /// As many of them as were passed on.
+    passed: usize,
+}
+
+impl Hello {
+    /// Whether it is h2c.
+    async fn read(&mut self, stream: &mut TcpStream) -> io::Result<bool> {
+        while self.read < PREFACE.len() {
+            let count = stream.read(&mut self.bytes[self.read..]).await?;
+            self.read += count;
+            if count == 0 || !PREFACE.starts_with(&self.bytes[..self.read]) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// A connection whose first bytes were read already. They are passed on together with what follows them: given away alone, they would make hyper
+/// keep twice the buffer for as long as the connection is open.
+struct Greeted {
+    hello: Hello,
+    stream: TcpStream,
+}
+
+impl AsyncRead for Greeted {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self { hello, stream } = &mut *self;
+        let left = &hello.bytes[hello.passed..hello.read];
+        if left.is_empty() {
+            return Pin::new(stream).poll_read(cx, buffer);
+        }
+        let count = left.len().min(buffer.remaining());
+        buffer.put_slice(&left[..count]);
+        hello.passed += count;
+        if buffer.remaining() > 0 {
+            // Where nothing follows, or an error, the next reading says so.
+            let _ = Pin::new(stream).poll_read(cx, buffer);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Greeted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 /// The limit that made a connection end with this error.

@@ -78,7 +78,7 @@ const FLUSH: Duration = Duration::from_millis(50);
 enum Ending {
     /// Nothing broke.
     Open,
-    /// The error event is out, and gets a moment to be written: a server drops what it has buffered when a body fails.
+    /// All is out, and gets a moment to be written: a server drops what it has buffered when a body fails.
     Flush(Pin<Box<Sleep>>),
     /// The connection is cut at the next step.
     Cut,
@@ -146,7 +146,7 @@ impl HttpBody for ResponseBody {
                 Poll::Ready(piece) => piece,
                 Poll::Pending => {
                     if this.cut.poll(cx).is_ready() {
-                        return this.broke(None, &ProxyError::Draining);
+                        return this.broke(cx, None, &ProxyError::Draining);
                     }
                     ready!(this.poll_late(cx));
                     let (kind, error) = if this.begun {
@@ -154,7 +154,7 @@ impl HttpBody for ResponseBody {
                     } else {
                         (UpstreamError::FirstByteTimeout, ProxyError::FirstByteTimeout(this.first_byte_timeout))
                     };
-                    return this.broke(Some(kind), &error);
+                    return this.broke(cx, Some(kind), &error);
                 }
             },
         };
@@ -164,7 +164,7 @@ impl HttpBody for ResponseBody {
                 this.end_if_complete();
                 Poll::Ready(Some(Ok(frame)))
             }
-            Some(Err(_)) => this.broke(Some(UpstreamError::Broke), &ProxyError::StreamBroke),
+            Some(Err(_)) => this.broke(cx, Some(UpstreamError::Broke), &ProxyError::StreamBroke),
             None => {
                 this.end();
                 Poll::Ready(None)
@@ -238,7 +238,12 @@ impl ResponseBody {
 
     /// The replica failed in mid-answer (or, without a `kind`, the router itself stops). An event stream's client is told inside the stream, where that is still possible; in any case the
     /// connection is cut.
-    fn broke(&mut self, kind: Option<UpstreamError>, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    fn broke(
+        &mut self,
+        cx: &mut Context<'_>,
+        kind: Option<UpstreamError>,
+        error: &ProxyError,
+    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
         // Closes the connection, where it is not closed yet.
         let _ = self.rest.finish();
         if let Some(Work { lease, mut record, .. }) = self.work.take() {
@@ -250,15 +255,10 @@ impl ResponseBody {
             record.error = Some(error.code());
             record.complete();
         }
+        self.ending = Ending::Flush(Box::pin(sleep(FLUSH)));
         match self.events.take().and_then(|events| events.error_event(error)) {
-            Some(event) => {
-                self.ending = Ending::Flush(Box::pin(sleep(FLUSH)));
-                Poll::Ready(Some(Ok(Frame::data(event))))
-            }
-            None => {
-                self.ending = Ending::Cut;
-                Poll::Ready(Some(Err(CutOff)))
-            }
+            Some(event) => Poll::Ready(Some(Ok(Frame::data(event)))),
+            None => Pin::new(self).poll_frame(cx),
         }
     }
 }

@@ -276,7 +276,7 @@ fn what_is_nested_too_deep_is_placed_by_its_bytes() {
         format!(r#"{{"model":"m","tools":[[[]]],"messages":[{{"role":"user","content":"x"}}],"deep":{deep}}}"#)
     };
     let settings = Settings { max_json_depth: 100, ..Settings::default() };
-    let read = |surface, body: &str, settings| Ask::read(surface, body.as_bytes(), None, settings);
+    let read = |surface, body: &str, settings: &Settings| Ask::read(surface, body.as_bytes(), None, settings);
     // Its own braces, 98 brackets, and the empty list.
     let within = read(Surface::ChatCompletions, &body(98), &settings);
     assert_eq!(within, read(Surface::ChatCompletions, &body(0), &Settings::default()), "depth by itself does not change a key");
