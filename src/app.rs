@@ -82,7 +82,7 @@ fn open_files(max_connections: usize) {
         Ok(limit) => tracing::warn!(
             limit,
             max_connections,
-            "the system allows {limit} open files; {max_connections} connections (max_connections) may need {needed}, as a request holds two"
+            "the system allows {limit} open files; {max_connections} connections (max_connections) may need {needed}: two for each request"
         ),
         Err(error) => tracing::warn!(error = error.to_string(), "cannot raise the number of open files: {error}"),
     }

@@ -1,7 +1,7 @@
 //! One request and its answer on a connection to a server: HTTP/1.1 as a client speaks it, and no more of it than a proxy needs.
 //!
-//! Most answers are streams that say little for a long time, and there are thousands of them. So nothing is kept while nothing flows: no buffers, no
-//! task, no channel. Room to read is made when there is something to be read, and goes on with what was read.
+//! Most answers are streams that say little for a long time, and there are thousands of them. So nothing is kept while nothing flows: no
+//! buffers, no task, no channel. Room to read is made when there is something to be read, and goes on with what was read.
 //!
 //! It knows nothing of replicas, nor of what is sent.
 
@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 
 /// The largest head of an answer, and how many fields it may have.
 const MAX_HEAD: usize = 512 << 10;
-const MAX_FIELDS: usize = 256;
+const MAX_FIELDS: usize = 128;
 
 /// The longest line about a chunk, and all that may stand behind the last one.
 const MAX_LINE: usize = 16 << 10;
@@ -64,8 +64,8 @@ impl Connection {
         self.ahead.is_empty() && heard.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends a request, whose `head` is written out to its empty line, and waits for the head of the answer. Where it fails it also says whether
-    /// anything was written. Dropping the future, or the body that it brings, closes the connection at once.
+    /// Sends a request, whose `head` is written out to its empty line, and waits for the head of the answer. Where it fails it also says
+    /// whether anything was written. Dropping the future, or the body that it brings, closes the connection at once.
     pub async fn exchange(mut self, method: &Method, head: Bytes, body: Bytes) -> Result<Response<Body>, (Broken, bool)> {
         let mut unsent = Unsent { head, body, begun: false, failed: false };
         let head = poll_fn(|cx| self.poll_head(cx, &mut unsent)).await.map_err(|error| (error, unsent.begun))?;

@@ -46,7 +46,8 @@
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
 //! read no clock; time and chance are arguments. `telemetry`, `upstream`, `live`, `discovery`, `probe`, `proxy`, `admin` and `server` see them;
-//! `upstream` and `discovery` ask `resolver`, `exchange` speaks HTTP for `upstream`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
+//! `upstream` and `discovery` ask `resolver`, `exchange` speaks HTTP for `upstream`, and `live` holds what `upstream` makes. `config` sees
+//! everybody's settings; `app` and `cli` see all.
 //! `tests/tidy.rs` checks this.
 //!
 //! # Invariants

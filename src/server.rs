@@ -72,8 +72,8 @@ impl Default for Settings {
 /// The largest head that is read at all. The limit that clients are told of is below it; beyond this one hyper answers 431 by itself.
 const MAX_HEAD: usize = 512 << 10;
 
-/// And with how many fields; in h2c the above is also the bound of these.
-const MAX_HEAD_FIELDS: usize = 2_048;
+/// And with how many fields; hyper makes room for all of them with each request. In h2c the above is also the bound of these.
+const MAX_HEAD_FIELDS: usize = 512;
 
 /// How often the other end of a silent connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
@@ -335,8 +335,8 @@ impl Hello {
     }
 }
 
-/// A connection whose first bytes were read already. They are passed on together with what follows them: given away alone, they would make hyper
-/// keep twice the buffer for as long as the connection is open.
+/// A connection whose first bytes were read already. They are passed on together with what follows them: given away alone, they would make
+/// hyper keep twice the buffer for as long as the connection is open.
 struct Greeted {
     hello: Hello,
     stream: TcpStream,
@@ -413,8 +413,8 @@ fn limit_behind(error: &(dyn Error + 'static)) -> Option<Limit> {
     None
 }
 
-/// Lets this process open as many files as it may, and says how many: every connection is one, and every request one more, toward its replica.
-/// Fails where the system says neither.
+/// Lets this process open as many files as it may, and says how many: every connection is one, and every request one more, toward its
+/// replica. Fails where the system says neither.
 pub fn raise_file_limit() -> io::Result<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

@@ -249,7 +249,7 @@ pub(super) static KEYS: &[Key] = &[
         "max_headers",
         "A request head with more fields is refused with 431.",
         "100",
-        Kind::Number(10..=1_000, at!(proxy.max_headers as usize)),
+        Kind::Number(10..=250, at!(proxy.max_headers as usize)),
     ),
     key(
         "max_json_depth",

@@ -37,7 +37,7 @@ impl Inbound {
         Self { body, waits: headers.contains_key(EXPECT) }
     }
 
-    /// The whole body, within the limits of `settings`: its size, the time between two pieces and that of all, and room for it in `buffers`.
+    /// The whole body, within the limits of `settings`: its size, the time between two pieces and that of all. It takes room in `buffers`.
     pub(super) async fn read(&mut self, settings: &Settings, buffers: &Arc<Buffers>) -> Result<Bytes, ProxyError> {
         // A body whose length is known to be too large is refused before it is asked for.
         let limit = settings.max_body;

@@ -1,5 +1,5 @@
-//! What the bodies of all requests together hold in memory. A body takes room before it is read, and gives it back with its last byte. Where there
-//! is no room reading waits, so that a client is held back by its own connection, as nobody takes what it sends.
+//! What the bodies of all requests together hold in memory. A body takes room before it is read, and gives it back with its last byte. Where
+//! there is no room reading waits, so that a client is held back by its own connection, as nobody takes what it sends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,8 +59,8 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Makes this room for at least `bytes`. It waits for its turn where there is too little; a body that has begun goes before those that have not,
-    /// as it ends the sooner.
+    /// Makes this room for at least `bytes`. It waits for its turn where there is too little; a body that has begun goes before those that
+    /// have not, as it ends the sooner.
     pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), ProxyError> {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|&more| more > 0) else { return Ok(()) };
         let buffers = &self.buffers;

@@ -45,16 +45,16 @@ async fn header_fields() {
     let router = Router::start(&[&replica], &[]).await;
     for target in [CHAT, "/v1/messages"] {
         assert_eq!(router.send("POST", target, &fields(100), "{}").await.status, 200, "the limit itself is allowed");
-        for count in [101, 1_900] {
+        for count in [101, 500] {
             check_error(&router.send("POST", target, &fields(count), "{}").await, target, 431, "too_many_headers");
         }
     }
     router.has_hit("max_headers", 4.0).await;
-    let router = Router::start(&[&replica], &[("max_headers", "300")]).await;
-    assert_eq!(router.send("POST", CHAT, &fields(300), "{}").await.status, 200);
-    assert_eq!(replica.requests().last().unwrap().head.get("x-299"), Some("299"));
-    check_error(&router.send("POST", CHAT, &fields(301), "{}").await, CHAT, 431, "too_many_headers");
-    let names: Vec<String> = (0..301).map(|number| format!("x-{number}")).collect();
+    let router = Router::start(&[&replica], &[("max_headers", "200")]).await;
+    assert_eq!(router.send("POST", CHAT, &fields(200), "{}").await.status, 200);
+    assert_eq!(replica.requests().last().unwrap().head.get("x-199"), Some("199"));
+    check_error(&router.send("POST", CHAT, &fields(201), "{}").await, CHAT, 431, "too_many_headers");
+    let names: Vec<String> = (0..201).map(|number| format!("x-{number}")).collect();
     let many: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "x")).collect();
     let response = H2::connect(&router).await.start_with("POST", CHAT, &many, "{}").await;
     assert_eq!((response.status().as_u16(), &response.headers()["x-prefix-router-error"]), (431, &"too_many_headers".parse().unwrap()));
