@@ -260,6 +260,7 @@ impl Body {
             }
             let Some(connection) = &mut self.connection else { return Poll::Ready(Ok(Step::End)) };
             self.unsent.poll_write(cx, &mut connection.stream);
+            connection.let_go();
             if ready!(connection.poll_fill(cx))? == 0 {
                 if self.framing != Framing::Close {
                     return Poll::Ready(Err(Broken::Closed));
