@@ -47,8 +47,9 @@
 //! # Direction of dependencies
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
-//! read no clock; time and chance are arguments. So is `admission`, which uses nobody. `telemetry`, `upstream`, `live`, `discovery`, `probe`, `proxy`, `admin` and `server` see them;
-//! `upstream` and `discovery` ask `resolver`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
+//! read no clock; time and chance are arguments. So is `admission`, which uses nobody. `telemetry`, `upstream`, `live`, `discovery`, `probe`,
+//! `proxy`, `admin` and `server` see them; `upstream` and `discovery` ask `resolver`, `exchange` speaks HTTP for `upstream`, and `live` holds what
+//! `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
 //! `tests/tidy.rs` checks this.
 //!
 //! # Invariants
@@ -81,6 +82,8 @@ pub mod telemetry;
 pub mod pause;
 
 pub mod resolver;
+
+pub mod exchange;
 
 pub mod upstream;
 

@@ -10,16 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
+use http_body_util::{BodyExt, Limited};
 use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
-use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
-use hyper_util::rt::TokioIo;
+use hyper::{HeaderMap, Method, Response, StatusCode, Uri};
 use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::exchange::{Body, Broken, Connection};
 use crate::fleet::Replica;
 use crate::resolver::{HostName, HostNames, LookupError};
 use crate::units::Secret;
@@ -66,8 +63,8 @@ pub enum SendError {
     /// The connection failed before a head came back.
     #[error("the connection broke before an answer came: {source}")]
     Broke {
-        /// What hyper says.
-        source: hyper::Error,
+        /// How.
+        source: Broken,
         /// Whether any byte of the request may have reached the replica.
         written: bool,
     },
@@ -186,16 +183,12 @@ impl Upstream {
         &self.link
     }
 
-    /// Sends `outgoing` and waits for the head of the answer. Dropping the future, or the connection it returns, closes the connection at once.
+    /// Sends `outgoing` and waits for the head of the answer. Dropping the future, or the answer, closes the connection at once: that is
+    /// how a replica learns that its client has left, even while nothing flows.
     ///
     /// A kept connection may have died unnoticed. Where `resend` allows it, or where nothing was written, such a request gets one fresh
     /// connection; `stale` is called then.
-    pub async fn send(
-        &self,
-        outgoing: &Outgoing,
-        resend: bool,
-        stale: impl FnOnce(),
-    ) -> Result<(Response<Incoming>, Connection), SendError> {
+    pub async fn send(&self, outgoing: &Outgoing, resend: bool, stale: impl FnOnce()) -> Result<Response<Body>, SendError> {
         if let Some(connection) = self.take_idle() {
             match self.exchange(connection, outgoing).await {
                 Err(SendError::Broke { written, .. }) if resend || !written => stale(),
@@ -217,11 +210,10 @@ impl Upstream {
         let headers = authorization.map(|value| (AUTHORIZATION, value)).into_iter().collect();
         let target = Uri::builder().path_and_query(path).build()?;
         let outgoing = Outgoing { method: Method::GET, target, headers, body: Bytes::new() };
-        let (response, connection) = self.send(&outgoing, true, || ()).await?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), limit).collect().await?.to_bytes();
-        self.give_back(connection);
-        Ok((status, body))
+        let (head, mut body) = self.send(&outgoing, true, || ()).await?.into_parts();
+        let bytes = Limited::new(&mut body, limit).collect().await?.to_bytes();
+        self.give_back(&mut body);
+        Ok((head.status, bytes))
     }
 
     /// Whether a connection can be made, which is closed again.
@@ -229,27 +221,27 @@ impl Upstream {
         self.connect().await.map(drop)
     }
 
-    async fn exchange(&self, mut connection: Connection, outgoing: &Outgoing) -> Result<(Response<Incoming>, Connection), SendError> {
-        match connection.sender.try_send_request(self.request(outgoing)).await {
-            Ok(response) => Ok((response, connection)),
-            // The message comes back where nothing of it was written.
-            Err(mut error) => {
-                let written = error.take_message().is_none();
-                Err(SendError::Broke { source: error.into_error(), written })
-            }
-        }
+    async fn exchange(&self, connection: Connection, outgoing: &Outgoing) -> Result<Response<Body>, SendError> {
+        let sent = connection.exchange(&outgoing.method, self.head(outgoing), outgoing.body.clone()).await;
+        sent.map_err(|(source, written)| SendError::Broke { source, written })
     }
 
-    fn request(&self, outgoing: &Outgoing) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(outgoing.body.clone()));
-        *request.method_mut() = outgoing.method.clone();
-        *request.uri_mut() = outgoing.target.clone();
-        *request.headers_mut() = outgoing.headers.clone();
-        request.headers_mut().insert(HOST, self.link.host.clone());
-        if let Some(authorization) = &self.terms.authorization {
-            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+    /// The request's head, written out.
+    fn head(&self, outgoing: &Outgoing) -> Bytes {
+        let target = outgoing.target.path_and_query().map_or("/", |target| target.as_str());
+        let own = self.terms.authorization.as_ref().map(|authorization| (&AUTHORIZATION, authorization));
+        let passed = outgoing.headers.iter().filter(|(name, _)| **name != HOST && (own.is_none() || **name != AUTHORIZATION));
+        let mut head = Vec::with_capacity(1_024);
+        for part in [outgoing.method.as_str(), " ", target, " HTTP/1.1\r\n"] {
+            head.extend_from_slice(part.as_bytes());
         }
-        request
+        for (name, value) in [(&HOST, &self.link.host)].into_iter().chain(own).chain(passed) {
+            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
+                head.extend_from_slice(part);
+            }
+        }
+        head.extend_from_slice(b"\r\n");
+        head.into()
     }
 
     async fn connect(&self) -> Result<Connection, SendError> {
@@ -265,13 +257,7 @@ impl Upstream {
         }
         .map_err(SendError::Connect)?;
         stream.set_nodelay(true).map_err(SendError::Connect)?;
-        let (sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|source| SendError::Broke { source, written: false })?;
-        let task = tokio::spawn(async move {
-            // Whoever uses the connection sees the error too.
-            let _ = connection.await;
-        });
-        Ok(Connection { sender, task: task.abort_handle() })
+        Ok(Connection::new(stream))
     }
 
     /// When what begins now has to be done; `None`: no limit.
@@ -319,13 +305,12 @@ impl Upstream {
     fn take_idle(&self) -> Option<Connection> {
         let mut idle = self.idle();
         self.close_expired(&mut idle);
-        // One whose last answer has just ended may need a moment before it is ready again; it is left for later.
-        let ready = idle.iter().rposition(|(connection, _)| connection.sender.is_ready())?;
-        idle.remove(ready).map(|(connection, _)| connection)
+        std::iter::from_fn(|| idle.pop_back()).map(|(connection, _)| connection).find(Connection::is_open)
     }
 
-    /// Keeps a connection whose answer has been read to its end.
-    pub fn give_back(&self, connection: Connection) {
+    /// Keeps the connection of an answer that has been read to its end, where it can be used again.
+    pub fn give_back(&self, body: &mut Body) {
+        let Some(connection) = body.finish() else { return };
         let mut idle = self.idle();
         if idle.len() < self.terms.settings.pool_max_idle {
             idle.push_back((connection, Instant::now()));
@@ -342,9 +327,6 @@ impl Upstream {
         while idle.front().is_some_and(|(_, since)| now.duration_since(*since) >= self.terms.settings.pool_idle_timeout) {
             idle.pop_front();
         }
-        while idle.back().is_some_and(|(connection, _)| connection.sender.is_closed()) {
-            idle.pop_back();
-        }
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, VecDeque<(Connection, Instant)>> {
@@ -356,17 +338,4 @@ impl Upstream {
 fn host_and_port(authority: &str) -> Option<(&str, u16)> {
     let (host, port) = authority.rsplit_once(':')?;
     Some((host, port.parse().ok()?))
-}
-
-/// An open connection. Dropped, it closes at once, whatever is still under way on it: that is how a replica learns that its client has
-/// left, even while nothing flows.
-pub struct Connection {
-    sender: SendRequest<Full<Bytes>>,
-    task: AbortHandle,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }

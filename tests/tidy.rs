@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 23] = [
+const MAY_USE: [(&str, &[&str]); 24] = [
     ("units", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
@@ -17,11 +17,12 @@ const MAY_USE: [(&str, &[&str]); 23] = [
     ("telemetry", &["units", "request", "fleet", "routing"]),
     ("pause", &[]),
     ("resolver", &["units"]),
-    ("upstream", &["units", "request", "fleet", "telemetry", "resolver"]),
+    ("exchange", &[]),
+    ("upstream", &["units", "request", "fleet", "telemetry", "resolver", "exchange"]),
     ("live", &["units", "request", "fleet", "routing", "telemetry", "resolver", "upstream"]),
     ("discovery", &["units", "request", "fleet", "telemetry", "pause", "resolver"]),
     ("probe", &["units", "request", "fleet", "routing", "telemetry", "pause", "live", "upstream"]),
-    ("proxy", &["units", "request", "fleet", "routing", "admission", "telemetry", "live", "upstream"]),
+    ("proxy", &["units", "request", "fleet", "routing", "admission", "telemetry", "live", "upstream", "exchange"]),
     ("admin", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
     ("server", &["units", "request", "fleet", "routing", "telemetry"]),
     (
@@ -34,6 +35,7 @@ const MAY_USE: [(&str, &[&str]); 23] = [
             "admission",
             "telemetry",
             "resolver",
+            "exchange",
             "upstream",
             "live",
             "discovery",
@@ -61,6 +63,7 @@ const EVERYTHING: &[&str] = &[
     "telemetry",
     "pause",
     "resolver",
+    "exchange",
     "upstream",
     "live",
     "discovery",

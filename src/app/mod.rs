@@ -34,11 +34,15 @@ const CUT_TIME: Duration = Duration::from_secs(1);
 /// Connections to the admin port at one time.
 const ADMIN_CONNECTIONS: usize = 256;
 
+/// What the process opens besides clients' connections and those of their requests: the admin port's, log, timers, questions to DNS.
+const OWN_FILES: u64 = ADMIN_CONNECTIONS as u64 + 64;
+
 /// `serve`: runs until SIGTERM or SIGINT, then drains. A second signal cuts off what is still in flight. SIGHUP reads the configuration again.
 pub fn run(reading: Reading) -> Result<()> {
     let config = reading.config.clone();
     // Held to the end, which has its say in the log.
     let log = Arc::new(telemetry::start(&config.telemetry));
+    open_files(config.server.max_connections);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if config.server.worker_threads > 0 {
         runtime.worker_threads(config.server.worker_threads);
@@ -72,6 +76,21 @@ pub fn run(reading: Reading) -> Result<()> {
     // A ring that is being built must not hold the exit back; everything else ends at once, and has its say in the log.
     runtime.shutdown_timeout(CUT_TIME);
     ended
+}
+
+/// Makes room for as many open files as the system allows, and says so where they are too few for so many connections.
+fn open_files(max_connections: usize) {
+    // Each connection may have a request under way, which needs one more, toward its replica.
+    let needed = max_connections as u64 * 2 + OWN_FILES;
+    match server::raise_file_limit() {
+        Ok(limit) if limit >= needed => {}
+        Ok(limit) => tracing::warn!(
+            limit,
+            max_connections,
+            "the system allows {limit} open files; {max_connections} connections (max_connections) may need {needed}: two for each request"
+        ),
+        Err(error) => tracing::warn!(error = error.to_string(), "cannot raise the number of open files: {error}"),
+    }
 }
 
 /// The signals that end a server: SIGTERM and SIGINT. From when this is made they no longer end the process by themselves.
@@ -187,13 +206,14 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     }
     .routes();
     let (admin_server, admin_server_now) = watch::channel(reload::admin_server(&config));
-    tasks.spawn(server::serve(admin_listener, admin_routes, admin_server_now, pending()));
+    tasks.spawn(server::serve(admin_listener, admin_routes, admin_server_now, None, pending()));
 
     let parties = Parties { fleet, metrics: Arc::clone(&metrics), draining: draining.clone(), cut: cut.clone(), admin };
     let proxy = Proxy::new(rules(&config, None), parties);
     tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
     let (server, server_now) = watch::channel(config.server.clone());
-    let serving = tokio::spawn(serve_until_drained(traffic_listener, Arc::clone(&proxy).routes(), server_now, draining, cut.clone()));
+    let (routes, connections) = (Arc::clone(&proxy).routes(), Arc::clone(&metrics));
+    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, server_now, connections, draining, cut.clone()));
 
     let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, log };
     tasks.spawn(Reloader { config, reading, live, metrics, requests }.run());
@@ -213,6 +233,7 @@ async fn serve_until_drained(
     listener: TcpListener,
     routes: axum::Router,
     settings: watch::Receiver<server::Settings>,
+    metrics: Arc<Metrics>,
     mut draining: watch::Receiver<bool>,
     cut: CancellationToken,
 ) {
@@ -220,7 +241,7 @@ async fn serve_until_drained(
     let stop = async move {
         let _ = stop.await;
     };
-    let mut serving = Box::pin(server::serve(listener, routes, settings.clone(), stop));
+    let mut serving = Box::pin(server::serve(listener, routes, settings.clone(), Some(metrics), stop));
     tokio::select! {
         () = &mut serving => return,
         // The sender lives as long as the router; without it, stopping is right as well.

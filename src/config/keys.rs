@@ -114,6 +114,18 @@ pub(super) static KEYS: &[Key] = &[
         "16384",
         Kind::Number(1..=1_000_000, at!(server.max_connections as usize)),
     ),
+    key(
+        "h2_max_streams",
+        "Requests at one time on one HTTP/2 connection; its client is told so.",
+        "1000",
+        Kind::Number(1..=100_000, at!(server.h2_max_streams as u32)),
+    ),
+    key(
+        "h2_max_resets",
+        "An HTTP/2 connection is closed when its client takes back so many requests at once that were not taken up yet, or breaks so many.",
+        "100",
+        Kind::Number(1..=100_000, at!(server.h2_max_resets as usize)),
+    ),
     fixed("worker_threads", "Threads that serve; 0 means one per core.", "0", Kind::Number(0..=1_024, at!(server.worker_threads as usize))),
     // The replicas.
     key(
@@ -349,6 +361,30 @@ pub(super) static KEYS: &[Key] = &[
         Kind::Size(1 << 10..=256 << 10, at!(proxy.max_header_bytes)),
     ),
     key(
+        "max_headers",
+        "A request head with more fields is refused with 431.",
+        "100",
+        Kind::Number(10..=250, at!(proxy.max_headers as usize)),
+    ),
+    key(
+        "max_json_depth",
+        "A body that is nested deeper is placed by its raw bytes; it is not refused.",
+        "256",
+        Kind::Number(8..=1_000_000, at!(key.max_json_depth as usize)),
+    ),
+    key(
+        "max_buffered_bytes",
+        "What the bodies of all requests together may hold in memory; at least max_body. Where there is no room, reading waits.",
+        "1GiB",
+        Kind::Size(1 << 10..=1 << 40, at!(proxy.max_buffered_bytes)),
+    ),
+    key(
+        "buffer_timeout",
+        "How long a body waits for room in memory before it is refused with 503; 0s: not at all.",
+        "10s",
+        Kind::Time(NO_TIME..=HOUR, at!(proxy.buffer_timeout)),
+    ),
+    key(
         "header_timeout",
         "Time for a request's head to arrive, and so how long an idle client connection is kept; 0s means none.",
         "75s",
@@ -365,6 +401,12 @@ pub(super) static KEYS: &[Key] = &[
         "Time between two pieces of a request's body; 0s means none.",
         "30s",
         Kind::Time(NO_TIME..=MAX_TIME, at!(proxy.body_timeout)),
+    ),
+    key(
+        "body_total_timeout",
+        "Time for all of a request's body to arrive; 0s means none.",
+        "600s",
+        Kind::Time(NO_TIME..=MAX_TIME, at!(proxy.body_total_timeout)),
     ),
     key(
         "connect_timeout",

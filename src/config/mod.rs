@@ -286,13 +286,30 @@ impl Loader {
 
     fn refuse_crossed_ttls(&mut self) {
         let resolver::Settings { min_ttl, max_ttl, .. } = self.config.resolver;
-        if min_ttl <= max_ttl || self.errors.concern("dns_min_ttl") || self.errors.concern("dns_max_ttl") {
+        if min_ttl > max_ttl {
+            let (min, max) = (quantity::print_time(min_ttl), quantity::print_time(max_ttl));
+            let problem = format!("dns_min_ttl is {min} and dns_max_ttl {max}; allowed: a minimum up to the maximum");
+            self.refuse_pair(["dns_min_ttl", "dns_max_ttl"], problem);
+        }
+    }
+
+    /// Refuses bodies for which there would never be room.
+    fn refuse_too_little_room(&mut self) {
+        let proxy::Settings { max_body, max_buffered_bytes, .. } = self.config.proxy;
+        if max_body > max_buffered_bytes {
+            let (one, all) = (quantity::print_size(max_body as u64), quantity::print_size(max_buffered_bytes as u64));
+            let problem = format!("max_body is {one} and max_buffered_bytes {all}; allowed: room for at least one body");
+            self.refuse_pair(["max_body", "max_buffered_bytes"], problem);
+        }
+    }
+
+    /// Reports what is wrong with two settings together, unless one of them is wrong by itself, where the last of them is written.
+    fn refuse_pair(&mut self, keys: [&'static str; 2], problem: String) {
+        if keys.iter().any(|key| self.errors.concern(key)) {
             return;
         }
-        let written = self.written.iter().rev().find(|(key, ..)| ["dns_min_ttl", "dns_max_ttl"].contains(key));
-        let (key, origin, line) = written.map_or(("dns_min_ttl", Origin::Nowhere, 0), |(key, origin, line)| (*key, origin.clone(), *line));
-        let (min, max) = (quantity::print_time(min_ttl), quantity::print_time(max_ttl));
-        let problem = format!("dns_min_ttl is {min} and dns_max_ttl {max}; allowed: a minimum up to the maximum");
+        let written = self.written.iter().rev().find(|(key, ..)| keys.contains(key));
+        let (key, origin, line) = written.map_or((keys[0], Origin::Nowhere, 0), |(key, origin, line)| (*key, origin.clone(), *line));
         Report::new(&origin, key, &mut self.errors).add(line, problem);
     }
 
@@ -315,6 +332,7 @@ impl Loader {
         }
         self.refuse_loops();
         self.refuse_crossed_ttls();
+        self.refuse_too_little_room();
         self.errors.or(self.config)
     }
 }

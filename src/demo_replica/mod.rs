@@ -65,7 +65,7 @@ pub fn start(listener: TcpListener, settings: Settings) -> io::Result<Replica> {
     let mut tasks = JoinSet::new();
     tasks.spawn(driver);
     let (_, serving) = watch::channel(serving);
-    tasks.spawn(server::serve(listener, http::routes(app), serving, std::future::pending()));
+    tasks.spawn(server::serve(listener, http::routes(app), serving, None, std::future::pending()));
     Ok(Replica { address, tasks })
 }
 

@@ -1,7 +1,9 @@
 //! Reads a request's body up to a limit. It is kept whole, since it may have to be sent more than once.
 
 use std::error::Error;
+use std::future::Future;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -10,8 +12,10 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::HeaderMap;
 use hyper::header::EXPECT;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use super::Settings;
+use super::buffers::Buffers;
 use super::error::ProxyError;
 
 /// How much room is made on the word of a `Content-Length` alone.
@@ -33,20 +37,26 @@ impl Inbound {
         Self { body, waits: headers.contains_key(EXPECT) }
     }
 
-    /// The whole body, of at most `limit` bytes, between whose pieces no more than `patience` passes (zero: any time).
-    pub(super) async fn read(&mut self, limit: usize, patience: Duration) -> Result<Bytes, ProxyError> {
+    /// The whole body, within the limits of `settings`: its size, the time between two pieces and that of all. It takes room in `buffers`.
+    pub(super) async fn read(&mut self, settings: &Settings, buffers: &Arc<Buffers>) -> Result<Bytes, ProxyError> {
         // A body whose length is known to be too large is refused before it is asked for.
+        let limit = settings.max_body;
         let announced = usize::try_from(self.body.size_hint().lower()).unwrap_or(usize::MAX);
         if announced > limit {
             return Err(ProxyError::BodyTooLarge(limit));
         }
+        let mut room = buffers.room(settings);
+        room.grow_to(announced).await?;
         self.waits = false;
+        let mut pace = Pace { pause: settings.body_timeout, total: settings.body_total_timeout, waited: Duration::ZERO };
         let mut first = Bytes::new();
         let mut rest = BytesMut::new();
-        while let Some(piece) = self.next(patience).await? {
-            if first.len() + rest.len() + piece.len() > limit {
+        while let Some(piece) = self.next(&mut pace).await? {
+            let length = first.len() + rest.len() + piece.len();
+            if length > limit {
                 return Err(ProxyError::BodyTooLarge(limit));
             }
+            room.grow_to(length).await?;
             if first.is_empty() && rest.is_empty() {
                 first = piece;
                 continue;
@@ -58,17 +68,12 @@ impl Inbound {
             rest.extend_from_slice(&piece);
         }
         // A body that came in one piece is never copied.
-        Ok(if rest.is_empty() { first } else { rest.freeze() })
+        Ok(room.hold(if rest.is_empty() { first } else { rest.freeze() }))
     }
 
-    async fn next(&mut self, patience: Duration) -> Result<Option<Bytes>, ProxyError> {
+    async fn next(&mut self, pace: &mut Pace) -> Result<Option<Bytes>, ProxyError> {
         loop {
-            let frame = self.body.frame();
-            let frame = if patience.is_zero() {
-                frame.await
-            } else {
-                timeout(patience, frame).await.map_err(|_| ProxyError::BodyTooSlow(patience))?
-            };
+            let frame = pace.keep(self.body.frame()).await?;
             let Some(frame) = frame else { return Ok(None) };
             // What is no data is a trailer, which means nothing to an engine.
             if let Ok(piece) = frame.map_err(|error| blame(&error))?.into_data() {
@@ -90,6 +95,30 @@ impl Inbound {
                 left = rest;
             }
         }));
+    }
+}
+
+/// How fast a client has to send. Zero: any time.
+struct Pace {
+    /// Between two pieces.
+    pause: Duration,
+    /// From the first to the last, without what the router itself makes it wait.
+    total: Duration,
+    waited: Duration,
+}
+
+impl Pace {
+    /// What `coming` brings, or why it is too late.
+    async fn keep<T>(&mut self, coming: impl Future<Output = T>) -> Result<T, ProxyError> {
+        let pause = (!self.pause.is_zero()).then_some((self.pause, ProxyError::BodyTooSlow(self.pause)));
+        let total = (!self.total.is_zero()).then(|| (self.total.saturating_sub(self.waited), ProxyError::BodyTooLong(self.total)));
+        let Some((patience, error)) = pause.into_iter().chain(total).min_by_key(|(patience, _)| *patience) else {
+            return Ok(coming.await);
+        };
+        let begun = Instant::now();
+        let come = timeout(patience, coming).await.map_err(|_| error)?;
+        self.waited += begun.elapsed();
+        Ok(come)
     }
 }
 

@@ -12,6 +12,7 @@ use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::request::{Dialect, IDENTIFIER_HEADER, PRIORITIES, PRIORITY_HEADER};
+use crate::telemetry::Limit;
 
 /// Names the code of an answer that the router made itself.
 pub(super) const ERROR_HEADER: HeaderName = HeaderName::from_static("x-prefix-router-error");
@@ -41,6 +42,8 @@ pub(super) enum ProxyError {
     MethodNotAllowed { method: Method, allowed: String },
     #[error("the request's body did not go on within {0:?}")]
     BodyTooSlow(Duration),
+    #[error("the request's body was not complete within {0:?} (body_total_timeout)")]
+    BodyTooLong(Duration),
     #[error("the request's body is not what its head says")]
     BodyBroken,
     #[error("the request's body ended before its end")]
@@ -49,6 +52,8 @@ pub(super) enum ProxyError {
     BodyTooLarge(usize),
     #[error("the request's headers are larger than {0} bytes (max_header_bytes)")]
     HeadersTooLarge(usize),
+    #[error("the request has more than {0} header fields (max_headers)")]
+    TooManyHeaders(usize),
     #[error("WebSocket is not supported")]
     UpgradeUnsupported,
     #[error("no replica could be reached")]
@@ -65,6 +70,8 @@ pub(super) enum ProxyError {
     QueueFull { bound: &'static str, retry_after: u64 },
     #[error("no replica had room for this request in time (queue_timeout); ask again in {retry_after} s")]
     QueueTimeout { retry_after: u64 },
+    #[error("the bodies of other requests take all the memory there is for them (max_buffered_bytes)")]
+    BuffersFull,
     #[error("the router is shutting down")]
     Draining,
     #[error("no first byte came from the replica within {0:?}")]
@@ -90,15 +97,17 @@ impl ProxyError {
             Self::MetricsOnAdminPort(_) => (StatusCode::NOT_FOUND, "metrics_on_admin_port"),
             Self::UnknownModel(_) => (StatusCode::NOT_FOUND, "model_not_found"),
             Self::MethodNotAllowed { .. } => (StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed"),
-            Self::BodyTooSlow(_) => (StatusCode::REQUEST_TIMEOUT, "body_too_slow"),
+            Self::BodyTooSlow(_) | Self::BodyTooLong(_) => (StatusCode::REQUEST_TIMEOUT, "body_too_slow"),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large"),
             Self::HeadersTooLarge(_) => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large"),
             Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_full"),
             Self::QueueTimeout { .. } => (StatusCode::TOO_MANY_REQUESTS, "queue_timeout"),
+            Self::TooManyHeaders(_) => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "too_many_headers"),
             Self::UpgradeUnsupported => (StatusCode::NOT_IMPLEMENTED, "upgrade_unsupported"),
             Self::ConnectFailed => (StatusCode::BAD_GATEWAY, "connect_failed"),
             Self::ReplicaBroke | Self::StreamBroke => (StatusCode::BAD_GATEWAY, "replica_broke"),
             Self::NoReplica => (StatusCode::SERVICE_UNAVAILABLE, "no_replica"),
+            Self::BuffersFull => (StatusCode::SERVICE_UNAVAILABLE, "buffers_full"),
             Self::Draining => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
             Self::FirstByteTimeout(_) => (StatusCode::GATEWAY_TIMEOUT, "first_byte_timeout"),
             Self::TimeoutExceeded(_) => (StatusCode::GATEWAY_TIMEOUT, "timeout_exceeded"),
@@ -109,6 +118,19 @@ impl ProxyError {
     /// The code, for header, body, log and metrics.
     pub(super) fn code(&self) -> &'static str {
         self.status().1
+    }
+
+    /// The limit that was reached, where it is one.
+    pub(super) fn limit(&self) -> Option<Limit> {
+        match self {
+            Self::BodyTooLarge(_) => Some(Limit::MaxBody),
+            Self::HeadersTooLarge(_) => Some(Limit::MaxHeaderBytes),
+            Self::TooManyHeaders(_) => Some(Limit::MaxHeaders),
+            Self::BodyTooSlow(_) => Some(Limit::BodyTimeout),
+            Self::BodyTooLong(_) => Some(Limit::BodyTotalTimeout),
+            Self::BuffersFull => Some(Limit::BufferTimeout),
+            _ => None,
+        }
     }
 
     /// The answer that tells it.

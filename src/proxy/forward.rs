@@ -2,7 +2,6 @@
 //!
 //! After that byte nothing is sent again, ever: what follows is `stream`'s.
 
-use std::error::Error;
 use std::future::pending;
 use std::io;
 use std::sync::Arc;
@@ -11,7 +10,6 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
 use hyper::header::RETRY_AFTER;
 use hyper::http::response::Parts;
 use hyper::{HeaderMap, StatusCode};
@@ -20,20 +18,20 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::admission::{Caller, Chosen, Slot};
 use super::error::ProxyError;
 use super::{Proxy, Rules, Settings};
+use crate::exchange::{Body, Broken};
 use crate::fleet::{Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
 use crate::routing::{Candidates, Reason};
 use crate::telemetry::{Record, RetryCause, UpstreamError};
-use crate::upstream::{Connection, Outgoing, SendError, Upstream};
+use crate::upstream::{Outgoing, SendError, Upstream};
 
 /// A replica's answer that has begun: its head, and the first piece of its body unless there is none yet.
 pub(super) struct Answer {
     pub(super) head: Parts,
     pub(super) first: Option<Frame<Bytes>>,
-    pub(super) rest: Incoming,
+    pub(super) rest: Body,
     /// Whether the body is known to be over already.
     is_over: bool,
-    pub(super) connection: Connection,
     pub(super) upstream: Arc<Upstream>,
     pub(super) slot: Slot,
     pub(super) patience: Option<Patience>,
@@ -96,9 +94,7 @@ pub(super) enum Forwarded {
 enum Failure {
     Sending(SendError),
     /// The head came, the body did not.
-    BodyBroke(hyper::Error),
-    /// It wants to speak another protocol, which nobody asked for.
-    Switched,
+    BodyBroke(Broken),
     /// The replica was taken out meanwhile, and another one can be tried.
     Ejected,
     FirstByteTimeout(Patience),
@@ -299,11 +295,7 @@ impl<'a> Forward<'a> {
     async fn send(&self, slot: Slot, upstream: Arc<Upstream>, patience: Option<Patience>) -> Result<Answer, Failure> {
         let stale = || self.proxy.parties.metrics.retried(RetryCause::Stale);
         let resend = self.repeatable && self.is_replayable();
-        let (response, connection) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?;
-        let (head, mut rest) = response.into_parts();
-        if head.status == StatusCode::SWITCHING_PROTOCOLS {
-            return Err(Failure::Switched);
-        }
+        let (head, mut rest) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?.into_parts();
         let (mut first, mut is_over) = (None, rest.is_end_stream());
         if !is_over && !is_busy(head.status) {
             // Where none comes in time the head goes ahead without it.
@@ -312,7 +304,7 @@ impl<'a> Forward<'a> {
                 is_over = first.is_none();
             }
         }
-        Ok(Answer { head, first, rest, is_over, connection, upstream, slot, patience })
+        Ok(Answer { head, first, rest, is_over, upstream, slot, patience })
     }
 
     /// Tells the fleet what a try says of its replica.
@@ -331,7 +323,7 @@ impl<'a> Forward<'a> {
                 fleet.report(replica, Outcome::ConnectFailed, &error.to_string());
             }
             Err(Failure::Sending(SendError::Connect(_))) => {}
-            Err(Failure::Sending(SendError::Broke { .. }) | Failure::BodyBroke(_) | Failure::Switched) => {
+            Err(Failure::Sending(SendError::Broke { .. }) | Failure::BodyBroke(_)) => {
                 fleet.report(replica, Outcome::Broke, "it broke too many requests before the first byte");
             }
             Err(Failure::FirstByteTimeout(_)) => fleet.report(replica, Outcome::Broke, "too many requests had no first byte in time"),
@@ -367,11 +359,8 @@ impl<'a> Forward<'a> {
             Failure::Sending(error @ SendError::Connect(_)) => (UpstreamError::Connect, error.to_string()),
             Failure::Sending(error @ SendError::Broke { .. }) => (UpstreamError::Broke, error.to_string()),
             Failure::BodyBroke(error) => {
-                // The error itself says no more than that a body was read.
-                let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
-                (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body{cause}"))
+                (UpstreamError::Broke, format!("the connection broke before the first byte of the answer's body: {error}"))
             }
-            Failure::Switched => (UpstreamError::Broke, "it switched protocols, which nobody asked for".to_owned()),
             Failure::FirstByteTimeout(over) => (over.kind(), "no first byte in time".to_owned()),
             Failure::Ejected => (UpstreamError::Ejected, "it was taken out meanwhile".to_owned()),
             Failure::Cut => return (None, ProxyError::Draining),
@@ -391,9 +380,9 @@ impl<'a> Forward<'a> {
 
 /// Reads a busy replica's answer to its end, so that nothing is outstanding there while another replica is tried. `None` where that fails.
 async fn keep(answer: Answer, reason: Reason) -> Option<Busy> {
-    let Answer { head, rest, connection, upstream, slot, .. } = answer;
-    let body = timeout(BUSY_PATIENCE, Limited::new(rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
-    upstream.give_back(connection);
+    let Answer { head, mut rest, upstream, slot, .. } = answer;
+    let body = timeout(BUSY_PATIENCE, Limited::new(&mut rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
+    upstream.give_back(&mut rest);
     Some(Busy { head, body, replica: slot.replica().name().to_owned(), reason })
 }
 

@@ -6,6 +6,7 @@
 mod admission;
 mod body;
 mod budget;
+mod buffers;
 mod error;
 mod forward;
 mod headers;
@@ -29,13 +30,14 @@ use tokio_util::sync::CancellationToken;
 use crate::live::LiveFleet;
 use crate::request::{self, Ask, Dialect, Refusal, Surface};
 use crate::routing::Chooser;
-use crate::telemetry::{Metrics, Record};
+use crate::telemetry::{Limit, Metrics, Record};
 use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
 
 use admission::Admission;
 use body::Inbound;
 use budget::Budget;
+use buffers::Buffers;
 use error::ProxyError;
 use forward::{Answer, Forward, Forwarded};
 
@@ -59,8 +61,16 @@ pub struct Settings {
     pub max_body: usize,
     /// Larger headers are refused.
     pub max_header_bytes: usize,
+    /// Further header fields are refused.
+    pub max_headers: usize,
+    /// Bytes that the bodies of all requests together may hold; not below `max_body`.
+    pub max_buffered_bytes: usize,
+    /// How long a body may wait for its share of these.
+    pub buffer_timeout: Duration,
     /// Time between two pieces of a request's body; zero: no limit.
     pub body_timeout: Duration,
+    /// Time for all of a request's body; zero: no limit.
+    pub body_total_timeout: Duration,
     /// Time until the first byte of an answer's body; zero: no limit.
     pub first_byte_timeout: Duration,
     /// Time between two pieces of an answer's body; zero: no limit.
@@ -79,7 +89,11 @@ impl Default for Settings {
             replay_buffer: 16 << 20,
             max_body: 64 << 20,
             max_header_bytes: 64 << 10,
+            max_headers: 100,
+            max_buffered_bytes: 1 << 30,
+            buffer_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
+            body_total_timeout: Duration::from_secs(600),
             first_byte_timeout: Duration::from_secs(600),
             idle_timeout: Duration::from_secs(300),
             hold_head: Duration::from_secs(30),
@@ -119,6 +133,7 @@ pub struct Proxy {
     parties: Parties,
     budget: Budget,
     admission: Arc<Admission>,
+    buffers: Arc<Buffers>,
 }
 
 /// An answer: whole, or a replica's that has begun.
@@ -132,7 +147,8 @@ impl Proxy {
     pub fn new(rules: Rules, parties: Parties) -> Arc<Self> {
         let budget = Budget::new(rules.settings.retry_budget, Instant::now());
         let admission = Admission::new(Arc::clone(&parties.fleet), Arc::clone(&parties.metrics), rules.admission.clone());
-        Arc::new(Self { rules: ArcSwap::from_pointee(rules), parties, budget, admission })
+        let buffers = Buffers::new(Arc::clone(&parties.metrics));
+        Arc::new(Self { rules: ArcSwap::from_pointee(rules), parties, budget, admission, buffers })
     }
 
     /// What requests that come from now on go by. Those that are under way end by what they began with.
@@ -162,12 +178,13 @@ impl Proxy {
         let rules = proxy.rules();
         let (mut head, body) = request.into_parts();
         let mut record = Record::new(Arc::clone(&proxy.parties.metrics), head.method.clone(), head.uri.path());
+        let fields = head.headers.len();
         record.request_id = headers::request_id(&mut head.headers);
         let request_id = head.headers.get(headers::REQUEST_ID).cloned();
         let dialect = Dialect::of(head.uri.path());
         let mut body = Inbound::new(body, &head.headers);
 
-        let reply = proxy.answer(&rules, head, &mut body, client, &mut record).await;
+        let reply = proxy.answer(&rules, head, fields, &mut body, client, &mut record).await;
         let mut response = match reply {
             Ok(Reply::Begun(answer)) => answer.into_response(&rules.settings, &proxy.parties, dialect, record),
             Ok(Reply::Whole(response)) => finish(response, record, &rules.settings),
@@ -175,6 +192,9 @@ impl Proxy {
             Err(error @ ProxyError::ClientGone) => error.response(dialect),
             Err(error) => {
                 body.discard();
+                if let Some(limit) = error.limit() {
+                    proxy.parties.metrics.hit(limit);
+                }
                 record.error = Some(error.code());
                 finish(error.response(dialect), record, &rules.settings)
             }
@@ -185,16 +205,17 @@ impl Proxy {
         response
     }
 
-    /// From a request's head to who answers it.
+    /// From a request's head, which came with so many fields, to who answers it.
     async fn answer(
         &self,
         rules: &Rules,
         head: Parts,
+        fields: usize,
         body: &mut Inbound,
         client: SocketAddr,
         record: &mut Record,
     ) -> Result<Reply, ProxyError> {
-        let surface = self.judge(&rules.settings, &head, record)?;
+        let surface = self.judge(&rules.settings, &head, fields, record)?;
         let identifier = headers::identifier(&head.headers)?;
         // Where nobody waits it means nothing here, and passes whatever it is.
         let priority = if rules.admission.is_on() { headers::priority(&head.headers)? } else { None };
@@ -205,10 +226,13 @@ impl Proxy {
             return own.map(Reply::Whole);
         }
 
-        let bytes = body.read(rules.settings.max_body, rules.settings.body_timeout).await?;
+        let bytes = body.read(&rules.settings, &self.buffers).await?;
         record.body_bytes = bytes.len();
         let mut ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &rules.key) } else { Ask::default() };
         ask.priority = priority.unwrap_or(ask.priority);
+        if ask.too_deep {
+            self.parties.metrics.hit(Limit::MaxJsonDepth);
+        }
 
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
@@ -219,7 +243,7 @@ impl Proxy {
     }
 
     /// What the head alone tells: the surface, or why the request is refused before its body is asked for.
-    fn judge(&self, settings: &Settings, head: &Parts, record: &mut Record) -> Result<Surface, ProxyError> {
+    fn judge(&self, settings: &Settings, head: &Parts, fields: usize, record: &mut Record) -> Result<Surface, ProxyError> {
         let surface = Surface::of(head.uri.path(), &settings.expose_paths).map_err(|refusal| match refusal {
             Refusal::NotExposed => ProxyError::PathNotExposed,
             Refusal::MetricsOnAdmin => ProxyError::MetricsOnAdminPort(self.parties.admin),
@@ -227,6 +251,9 @@ impl Proxy {
         record.surface = Some(surface);
         if head.uri.path_and_query().map_or(0, |path| path.as_str().len()) + headers::size(&head.headers) > settings.max_header_bytes {
             return Err(ProxyError::HeadersTooLarge(settings.max_header_bytes));
+        }
+        if fields > settings.max_headers {
+            return Err(ProxyError::TooManyHeaders(settings.max_headers));
         }
         if headers::wants_websocket(&head.headers) {
             return Err(ProxyError::UpgradeUnsupported);

@@ -11,7 +11,6 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use hyper::{HeaderMap, Version};
 use memchr::memmem;
@@ -22,11 +21,12 @@ use super::admission::Slot;
 use super::error::ProxyError;
 use super::forward::{Answer, Busy, Patience};
 use super::{Parties, Settings, headers, name_choice};
+use crate::exchange;
 use crate::fleet::Outcome;
 use crate::live::LiveFleet;
 use crate::request::Dialect;
 use crate::telemetry::{Record, UpstreamError};
-use crate::upstream::{Connection, Upstream};
+use crate::upstream::Upstream;
 
 impl Answer {
     /// The response to the client, whose body holds everything that lives as long as the answer.
@@ -44,7 +44,7 @@ impl Answer {
         let mut body = ResponseBody {
             first: self.first,
             rest: self.rest,
-            work: Some(Work { connection: self.connection, upstream: self.upstream, slot: self.slot, unjudged, record }),
+            work: Some(Work { upstream: self.upstream, slot: self.slot, unjudged, record }),
             ending: Ending::Open,
             events,
             patience: self.patience,
@@ -70,7 +70,6 @@ impl Busy {
 
 /// What lives as long as the replica's work for a request.
 struct Work {
-    connection: Connection,
     upstream: Arc<Upstream>,
     slot: Slot,
     /// Who is told of the first byte, where it is still to come.
@@ -85,7 +84,7 @@ const FLUSH: Duration = Duration::from_millis(50);
 enum Ending {
     /// Nothing broke.
     Open,
-    /// The error event is out, and gets a moment to be written: a server drops what it has buffered when a body fails.
+    /// All is out, and gets a moment to be written: a server drops what it has buffered when a body fails.
     Flush(Pin<Box<Sleep>>),
     /// The connection is cut at the next step.
     Cut,
@@ -98,7 +97,7 @@ struct CutOff;
 
 struct ResponseBody {
     first: Option<Frame<Bytes>>,
-    rest: Incoming,
+    rest: exchange::Body,
     /// Gone once the answer has ended or broken.
     work: Option<Work>,
     ending: Ending,
@@ -153,12 +152,12 @@ impl HttpBody for ResponseBody {
                 Poll::Ready(piece) => piece,
                 Poll::Pending => {
                     if this.cut.poll(cx).is_ready() {
-                        return this.broke(None, &ProxyError::Draining);
+                        return this.broke(cx, None, &ProxyError::Draining);
                     }
                     ready!(this.poll_late(cx));
                     return match this.patience {
-                        Some(patience) if !this.begun => this.broke(Some(patience.kind()), &patience.error()),
-                        _ => this.broke(Some(UpstreamError::IdleTimeout), &ProxyError::StreamIdle(this.idle_timeout)),
+                        Some(patience) if !this.begun => this.broke(cx, Some(patience.kind()), &patience.error()),
+                        _ => this.broke(cx, Some(UpstreamError::IdleTimeout), &ProxyError::StreamIdle(this.idle_timeout)),
                     };
                 }
             },
@@ -169,7 +168,7 @@ impl HttpBody for ResponseBody {
                 this.end_if_complete();
                 Poll::Ready(Some(Ok(frame)))
             }
-            Some(Err(_)) => this.broke(Some(UpstreamError::Broke), &ProxyError::StreamBroke),
+            Some(Err(_)) => this.broke(cx, Some(UpstreamError::Broke), &ProxyError::StreamBroke),
             None => {
                 this.end();
                 Poll::Ready(None)
@@ -237,8 +236,8 @@ impl ResponseBody {
 
     /// The answer is whole: the connection is free for the next request, the count goes down, the record is written.
     fn end(&mut self) {
-        if let Some(Work { connection, upstream, slot, mut record, .. }) = self.work.take() {
-            upstream.give_back(connection);
+        if let Some(Work { upstream, slot, mut record, .. }) = self.work.take() {
+            upstream.give_back(&mut self.rest);
             drop(slot);
             record.complete();
         }
@@ -246,7 +245,14 @@ impl ResponseBody {
 
     /// The replica failed in mid-answer (or, without a `kind`, the router itself stops). An event stream's client is told inside the stream, where that is still possible; in any case the
     /// connection is cut.
-    fn broke(&mut self, kind: Option<UpstreamError>, error: &ProxyError) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    fn broke(
+        &mut self,
+        cx: &mut Context<'_>,
+        kind: Option<UpstreamError>,
+        error: &ProxyError,
+    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        // Closes the connection, where it is not closed yet.
+        let _ = self.rest.finish();
         if let Some(Work { slot, unjudged, mut record, .. }) = self.work.take() {
             let (request_id, replica) = (&record.request_id, slot.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
@@ -259,15 +265,10 @@ impl ResponseBody {
             record.error = Some(error.code());
             record.complete();
         }
+        self.ending = Ending::Flush(Box::pin(sleep(FLUSH)));
         match self.events.take().and_then(|events| events.error_event(error)) {
-            Some(event) => {
-                self.ending = Ending::Flush(Box::pin(sleep(FLUSH)));
-                Poll::Ready(Some(Ok(Frame::data(event))))
-            }
-            None => {
-                self.ending = Ending::Cut;
-                Poll::Ready(Some(Err(CutOff)))
-            }
+            Some(event) => Poll::Ready(Some(Ok(Frame::data(event)))),
+            None => Pin::new(self).poll_frame(cx),
         }
     }
 }

@@ -21,11 +21,13 @@ pub(super) struct RawString<'a>(&'a str);
 pub(super) struct Cursor<'a> {
     text: &'a str,
     at: usize,
+    /// How many brackets were open at once in what was stepped over.
+    deepest: usize,
 }
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Self { text, at: 0 }
+        Self { text, at: 0, deepest: 0 }
     }
 
     /// The first byte of the next token, white space skipped; `None` at the end.
@@ -97,6 +99,11 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// How many brackets were open at once in the deepest value that this cursor itself has stepped over.
+    pub(super) fn deepest(&self) -> usize {
+        self.deepest
+    }
+
     /// Steps over the value that begins here and returns it as it stands.
     pub(super) fn skip(&mut self) -> Result<&'a str, Malformed> {
         self.peek();
@@ -109,6 +116,7 @@ impl<'a> Cursor<'a> {
                 }
                 b'{' | b'[' => {
                     depth += 1;
+                    self.deepest = self.deepest.max(depth);
                     self.at += 1;
                     continue;
                 }

@@ -41,11 +41,13 @@ pub struct Settings {
     pub includes: Includes,
     /// Seeds every hash, so that outsiders cannot aim at one replica. Routers that shall agree need the same.
     pub hash_seed: u64,
+    /// A body that is nested deeper, its own braces counted, is placed by its raw bytes.
+    pub max_json_depth: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { prefix_length: PrefixLength::clamped(4_096), includes: Includes::default(), hash_seed: 0 }
+        Self { prefix_length: PrefixLength::clamped(4_096), includes: Includes::default(), hash_seed: 0, max_json_depth: 256 }
     }
 }
 
@@ -69,6 +71,8 @@ pub struct Ask {
     pub identifier: Option<u64>,
     /// Where it stands among those that wait: lower goes first, 0 where it does not say. The body's, cut to [`PRIORITIES`].
     pub priority: i32,
+    /// Whether it has a key of its raw bytes for no other reason than `max_json_depth`.
+    pub too_deep: bool,
 }
 
 /// How a request is placed.
@@ -89,9 +93,10 @@ impl Ask {
         let understood = std::str::from_utf8(body).ok().and_then(|text| Fields::parse(text).ok());
         let family = surface.family().map(|family| if understood.is_some() { family } else { Family::Native });
         let fields = understood.unwrap_or_default();
+        let too_deep = fields.depth > settings.max_json_depth && family.is_some_and(|family| family != Family::Native);
         let placement = match family {
             None => Placement::ByLoad,
-            Some(Family::Native) => Placement::ByKey(native(&fields, body, identifier, settings)),
+            Some(family) if family == Family::Native || too_deep => Placement::ByKey(native(&fields, body, identifier, settings)),
             Some(family) => {
                 let mut key = KeyHasher::new(family, settings.prefix_length.get(), settings.hash_seed);
                 scope(&mut key, &fields, identifier);
@@ -106,6 +111,7 @@ impl Ask {
             placement,
             identifier: identifier.map(|identifier| xxh3_64_with_seed(identifier.as_bytes(), settings.hash_seed)),
             priority: i32::try_from(fields.priority.clamp((*PRIORITIES.start()).into(), (*PRIORITIES.end()).into())).unwrap_or_default(),
+            too_deep,
             model: fields.model,
         }
     }

@@ -26,6 +26,8 @@ pub(super) struct Fields<'a> {
     instructions: Option<Cursor<'a>>,
     system: Option<Cursor<'a>>,
     tools: Option<Cursor<'a>>,
+    /// How many objects and arrays are open at once where the body is nested deepest; its own braces are the first.
+    pub(super) depth: usize,
 }
 
 impl<'a> Fields<'a> {
@@ -51,6 +53,7 @@ impl<'a> Fields<'a> {
             Ok(())
         })?;
         cursor.end()?;
+        fields.depth = 1 + cursor.deepest();
         Ok(fields)
     }
 

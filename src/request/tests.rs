@@ -11,7 +11,7 @@ fn key(surface: Surface, body: &Value) -> Option<Key> {
 }
 
 fn key_with(surface: Surface, body: &str, identifier: Option<&str>, includes: Includes) -> Option<Key> {
-    let settings = Settings { prefix_length: PrefixLength::clamped(1_024), includes, hash_seed: 0 };
+    let settings = Settings { prefix_length: PrefixLength::clamped(1_024), includes, ..Settings::default() };
     match Ask::read(surface, body.as_bytes(), identifier, &settings).placement {
         Placement::ByKey(key) => key,
         Placement::ByLoad => panic!("{surface:?} has keys"),
@@ -295,8 +295,28 @@ fn what_is_not_understood_is_placed_by_its_bytes() {
     for body in [&b"\xff\xfe{}"[..], b"\xef\xbb\xbf{}", b"{\"model\":\"\xc3\"}"] {
         assert!(matches!(
             Ask::read(Surface::ChatCompletions, body, None, &settings),
-            Ask { model: None, placement: Placement::ByKey(Some(_)), identifier: None, priority: 0 }
+            Ask { model: None, placement: Placement::ByKey(Some(_)), .. }
         ));
+    }
+}
+
+#[test]
+fn what_is_nested_too_deep_is_placed_by_its_bytes() {
+    let body = |depth: usize| {
+        let deep = "[{\"a\":".repeat(depth / 2) + "[]" + &"}]".repeat(depth / 2);
+        format!(r#"{{"model":"m","tools":[[[]]],"messages":[{{"role":"user","content":"x"}}],"deep":{deep}}}"#)
+    };
+    let settings = Settings { max_json_depth: 100, ..Settings::default() };
+    let read = |surface, body: &str, settings: &Settings| Ask::read(surface, body.as_bytes(), None, settings);
+    // Its own braces, 98 brackets, and the empty list.
+    let within = read(Surface::ChatCompletions, &body(98), &settings);
+    assert_eq!(within, read(Surface::ChatCompletions, &body(0), &Settings::default()), "depth by itself does not change a key");
+    let beyond = read(Surface::ChatCompletions, &body(100), &settings);
+    assert!(beyond.too_deep && beyond.model.as_deref() == Some("m"));
+    assert_eq!(beyond.placement, read(Surface::Invocations, &body(100), &settings).placement);
+    assert_ne!(beyond.placement, within.placement);
+    for surface in [Surface::Invocations, Surface::Tokenize] {
+        assert!(!read(surface, &body(100), &settings).too_deep, "{surface:?} has no view that could be too deep");
     }
 }
 

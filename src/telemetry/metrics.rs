@@ -114,6 +114,71 @@ impl Reload {
     }
 }
 
+/// A limit of what comes from outside, called as the setting that sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Taking connections had to wait.
+    MaxConnections,
+    /// A head did not arrive in time, or nobody used an open connection for so long.
+    HeaderTimeout,
+    /// A client took nothing of its answer.
+    WriteTimeout,
+    /// A client of HTTP/2 took back too many requests at once.
+    H2MaxResets,
+    /// A head was too large.
+    MaxHeaderBytes,
+    /// A head had too many fields.
+    MaxHeaders,
+    /// A body was too large.
+    MaxBody,
+    /// A body was nested too deep, so that its bytes placed it.
+    MaxJsonDepth,
+    /// A body did not go on in time.
+    BodyTimeout,
+    /// A body was not complete in time.
+    BodyTotalTimeout,
+    /// A body had to wait for room in memory.
+    MaxBufferedBytes,
+    /// And waited in vain.
+    BufferTimeout,
+}
+
+impl Limit {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::MaxConnections,
+        Self::HeaderTimeout,
+        Self::WriteTimeout,
+        Self::H2MaxResets,
+        Self::MaxHeaderBytes,
+        Self::MaxHeaders,
+        Self::MaxBody,
+        Self::MaxJsonDepth,
+        Self::BodyTimeout,
+        Self::BodyTotalTimeout,
+        Self::MaxBufferedBytes,
+        Self::BufferTimeout,
+    ];
+
+    /// The setting's name, which is also the label in metrics.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::MaxConnections => "max_connections",
+            Self::HeaderTimeout => "header_timeout",
+            Self::WriteTimeout => "write_timeout",
+            Self::H2MaxResets => "h2_max_resets",
+            Self::MaxHeaderBytes => "max_header_bytes",
+            Self::MaxHeaders => "max_headers",
+            Self::MaxBody => "max_body",
+            Self::MaxJsonDepth => "max_json_depth",
+            Self::BodyTimeout => "body_timeout",
+            Self::BodyTotalTimeout => "body_total_timeout",
+            Self::MaxBufferedBytes => "max_buffered_bytes",
+            Self::BufferTimeout => "buffer_timeout",
+        }
+    }
+}
+
 impl RetryCause {
     const ALL: [Self; 5] = [Self::Connect, Self::Broke, Self::Busy, Self::Ejected, Self::Stale];
 
@@ -174,6 +239,9 @@ pub struct Metrics {
     queue_bytes: IntGauge,
     queue_refused: IntCounterVec,
     queue_seconds: Histogram,
+    limit_hits: IntCounterVec,
+    connections: IntGauge,
+    buffered: IntGauge,
     lookups: IntCounterVec,
     discovered: IntGaugeVec,
     answered: GaugeVec,
@@ -236,6 +304,9 @@ impl Metrics {
                 &["error"],
             )?,
             retries_refused: IntCounter::new("prefix_router_retries_refused_total", "Retries that the budget did not allow.")?,
+            limit_hits: counter("prefix_router_limit_hits_total", "Times that a limit was reached, by its setting.", &["limit"])?,
+            connections: IntGauge::new("prefix_router_connections", "Connections from clients that are open.")?,
+            buffered: IntGauge::new("prefix_router_buffered_bytes", "Bytes that requests' bodies hold, or are to fill.")?,
             replica_state: gauge("prefix_router_replica_state", "1 for the state that a replica is in.", &["replica", "state"])?,
             queue_requests: IntGauge::new("prefix_router_queue_requests", "Requests that wait for a replica with room.")?,
             queue_bytes: IntGauge::new("prefix_router_queue_bytes", "Bytes of the bodies of requests that wait.")?,
@@ -280,6 +351,8 @@ impl Metrics {
         }
         // The start has read it as well.
         metrics.read_well();
+        registry.register(Box::new(metrics.connections.clone()))?;
+        registry.register(Box::new(metrics.buffered.clone()))?;
         registry.register(Box::new(ProcessCollector::new(std::process::id() as i32, NAMESPACE)))?;
         let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
@@ -289,6 +362,9 @@ impl Metrics {
         }
         for bound in QueueBound::ALL {
             metrics.queue_refused.with_label_values(&[bound.label()]);
+        }
+        for limit in Limit::ALL {
+            metrics.limit_hits.with_label_values(&[limit.key()]);
         }
         Ok(Arc::new(metrics))
     }
@@ -389,6 +465,21 @@ impl Metrics {
     /// Takes note of how long a request waited.
     pub(super) fn waited(&self, time: Duration) {
         self.queue_seconds.observe(time.as_secs_f64());
+    }
+
+    /// Counts that a limit was reached.
+    pub fn hit(&self, limit: Limit) {
+        self.limit_hits.with_label_values(&[limit.key()]).inc();
+    }
+
+    /// Counts a connection that a client has opened (1) or that has ended (-1).
+    pub fn connected(&self, change: i64) {
+        self.connections.add(change);
+    }
+
+    /// Counts bytes that requests' bodies hold from now on, or (below 0) no longer.
+    pub fn buffered(&self, change: i64) {
+        self.buffered.add(change);
     }
 
     /// Counts a failure of a replica.

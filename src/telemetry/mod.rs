@@ -10,7 +10,7 @@ use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 pub use access_log::Record;
-pub use metrics::{Metrics, QueueBound, Reload, RetryCause, UpstreamError};
+pub use metrics::{Limit, Metrics, QueueBound, Reload, RetryCause, UpstreamError};
 
 /// Logs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -282,6 +282,24 @@ fn check_access(line: &str, body: usize) {
 }
 
 #[tokio::test]
+async fn it_opens_as_many_files_as_it_may_and_says_where_these_are_too_few() {
+    let replica = Replica::start("a", ok);
+    for (connections, fits) in [("20", true), ("1000000", false)] {
+        let mut command = Command::new("sh");
+        let program = env!("CARGO_BIN_EXE_prefix-router");
+        let serve = format!("ulimit -Sn 100; exec {program} serve --listen 127.0.0.1:0 --admin 127.0.0.1:0 --replica {}", replica.url());
+        command.env_clear().env("PREFIX_ROUTER_MAX_CONNECTIONS", connections).args(["-c", &serve]);
+        let serving = Serving::start(&mut command, &[&replica]).await;
+        let limits = fs::read_to_string(format!("/proc/{}/limits", serving.child.id())).unwrap();
+        let open_files: Vec<&str> = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().split_whitespace().collect();
+        assert_eq!(open_files[3], open_files[4], "soft and hard: {open_files:?}");
+        let warning = format!("the system allows {} open files; {connections} connections (max_connections)", open_files[4]);
+        let warned = serving.log().iter().any(|line| line.contains(&warning));
+        assert_eq!(warned, !fits, "{:?}", serving.log());
+    }
+}
+
+#[tokio::test]
 async fn sigterm_lets_a_stream_finish_and_exits_0() {
     let gate = Gate::new();
     let steps = vec![head(), chunk(event(0)), Step::Wait(gate.clone()), chunk(event(1)), last_chunk()];

@@ -1,12 +1,13 @@
 //! The router on real sockets: scripted replicas behind it, clients that see every byte before it.
 //!
-//! `wire`, `replica`, `client`, `dns`, `h2` and `support` are the tools; each other module holds the tests of one group of rules.
+//! `wire`, `replica`, `client`, `dns`, `frames`, `h2` and `support` are the tools; each other module holds the tests of one group of rules.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod answers;
 mod client;
 mod dns;
+mod frames;
 mod h2;
 mod replica;
 mod simulated;
@@ -28,6 +29,7 @@ mod exposure;
 mod framing;
 mod headers;
 mod health;
+mod limits;
 mod loss;
 mod metrics;
 mod names;

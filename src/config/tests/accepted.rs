@@ -68,6 +68,13 @@ retry_budget_floor: 0
 replay_buffer: 1GiB
 max_body: 1 MiB
 max_header_bytes: 8192
+h2_max_streams: 10
+h2_max_resets: 20
+max_headers: 30
+max_json_depth: 40
+max_buffered_bytes: 2GiB
+buffer_timeout: 5s
+body_total_timeout: 6s
 header_timeout: 1s
 write_timeout: 90s
 body_timeout: 2s

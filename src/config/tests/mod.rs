@@ -86,7 +86,7 @@ fn the_table_agrees_with_the_defaults() {
     assert_eq!(printed, table);
     for (i, key) in KEYS.iter().enumerate() {
         assert!(KEYS[..i].iter().all(|other| other.name != key.name), "{} stands twice", key.name);
-        assert!(key.name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{}", key.name);
+        assert!(key.name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'), "{}", key.name);
         assert!(key.meaning.ends_with('.') && !key.meaning.contains('\n'), "{}", key.meaning);
     }
 }
@@ -102,4 +102,11 @@ fn the_minimal_file_has_two_replicas_and_the_defaults() {
     let config = load_str(include_str!("../../../config/minimal.yaml"), "minimal.yaml").unwrap();
     assert_eq!(config.replicas.len(), 2);
     assert_eq!(Config { replicas: Vec::new(), ..config }, Config::default());
+}
+
+#[test]
+fn every_limit_is_called_as_its_setting() {
+    for limit in crate::telemetry::Limit::ALL {
+        assert!(keys::find(limit.key()).is_some(), "{} is no key", limit.key());
+    }
 }

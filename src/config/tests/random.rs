@@ -53,6 +53,7 @@ proptest! {
         config.proxy.expose_paths = paths.into_iter().filter(|path| !path.contains('#')).collect();
         config.proxy.body_timeout = std::time::Duration::from_millis(millis);
         config.proxy.max_body = bytes;
+        config.proxy.max_buffered_bytes = bytes;
         config.key.hash_seed = seed;
         let printed = config.render();
         let again = load_str(&printed, "printed").map_err(|errors| errors.to_string());

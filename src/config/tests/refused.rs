@@ -164,6 +164,15 @@ fn dns_settings() {
 }
 
 #[test]
+fn room_for_no_body() {
+    let crossed = "max_body is 2GiB and max_buffered_bytes 1GiB; allowed: room for at least one body";
+    wrong("max_body: 2GiB", &[&format!("r.yaml:1: max_body: {crossed}")]);
+    let crossed = "max_body is 64MiB and max_buffered_bytes 63MiB; allowed: room for at least one body";
+    wrong("max_body: 64MiB\nmax_buffered_bytes: 63MiB", &[&format!("r.yaml:2: max_buffered_bytes: {crossed}")]);
+    wrong("max_body: 2GiB\nmax_buffered_bytes: 2GiB", &["nothing is wrong"]);
+}
+
+#[test]
 fn unknown_keys_get_the_nearest_name() {
     wrong("prefix_lenght: 4096", &["r.yaml:1: prefix_lenght: unknown key; the nearest is prefix_length"]);
     wrong("threshold: 4", &["r.yaml:1: threshold: unknown key; the nearest is concurrency_threshold"]);
