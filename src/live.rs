@@ -84,6 +84,17 @@ struct Rest {
     hash_seed: u64,
 }
 
+/// Why the fleet stays as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// Somebody in it could not be sent anything.
+    #[error(transparent)]
+    Unusable(#[from] UnusableReplica),
+    /// What went wrong with the rings.
+    #[error("its ring could not be built: {0}")]
+    Ring(String),
+}
+
 /// Why a replica is not drained, or still is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrainError {
@@ -121,16 +132,16 @@ impl LiveFleet {
 
     /// Makes the fleet those replicas and no others, and publishes that. `complete` says whether these are all that there are. Who stays keeps
     /// count, health and connections; who left ends its requests and gets no new ones. An error changes nothing.
-    pub async fn set(&self, specs: Vec<ReplicaSpec>, complete: bool) -> Result<(), UnusableReplica> {
+    pub async fn set(&self, specs: Vec<ReplicaSpec>, complete: bool) -> Result<(), ChangeError> {
         self.change(specs, complete, None).await
     }
 
     /// The same, under other settings from the same moment on.
-    pub async fn set_under(&self, settings: Settings, specs: Vec<ReplicaSpec>, complete: bool) -> Result<(), UnusableReplica> {
+    pub async fn set_under(&self, settings: Settings, specs: Vec<ReplicaSpec>, complete: bool) -> Result<(), ChangeError> {
         self.change(specs, complete, Some(settings)).await
     }
 
-    async fn change(&self, specs: Vec<ReplicaSpec>, complete: bool, settings: Option<Settings>) -> Result<(), UnusableReplica> {
+    async fn change(&self, specs: Vec<ReplicaSpec>, complete: bool, settings: Option<Settings>) -> Result<(), ChangeError> {
         let mut rest = self.changing.lock().await;
         let (connector, hash_seed) = match &settings {
             Some(settings) => (rest.connector.with(settings.upstream.clone())?, settings.hash_seed),
@@ -145,10 +156,7 @@ impl LiveFleet {
                 Ok(next) => Arc::new(next),
                 Err(error) => {
                     // Where it did not panic the router ends.
-                    if error.is_panic() {
-                        tracing::error!(error = error.to_string(), "the fleet stays as it was: its ring could not be built: {error}");
-                    }
-                    return Ok(());
+                    return if error.is_panic() { Err(ChangeError::Ring(error.to_string())) } else { Ok(()) };
                 }
             }
         };

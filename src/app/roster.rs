@@ -14,11 +14,11 @@ use tokio::time::timeout;
 use crate::discovery::dns::{self, Source, Watcher};
 use crate::discovery::{self, Findings};
 use crate::fleet::ReplicaSpec;
-use crate::live::{self, LiveFleet};
+use crate::live::{self, ChangeError, LiveFleet};
 use crate::probe;
 use crate::resolver::{self, Resolver};
 use crate::telemetry::Metrics;
-use crate::upstream::{Link, UnusableReplica};
+use crate::upstream::Link;
 
 /// How long a change of the list waits for the first answers of sources that are new in it, so that a name which takes another's place does not
 /// leave the fleet empty for a moment.
@@ -33,7 +33,7 @@ pub(super) struct Listed {
 }
 
 /// A new list, and whom to tell how it went.
-pub(super) type Order = (Listed, oneshot::Sender<Result<(), UnusableReplica>>);
+pub(super) type Order = (Listed, oneshot::Sender<Result<(), ChangeError>>);
 
 /// The task that keeps the fleet.
 pub(super) struct Roster {
@@ -72,12 +72,7 @@ impl Roster {
         }
     }
 
-    async fn change(
-        &mut self,
-        listed: Listed,
-        watchers: &mut Watchers,
-        found: &mut watch::Receiver<Findings>,
-    ) -> Result<(), UnusableReplica> {
+    async fn change(&mut self, listed: Listed, watchers: &mut Watchers, found: &mut watch::Receiver<Findings>) -> Result<(), ChangeError> {
         let before = std::mem::replace(&mut self.listed, listed);
         watchers.add(self);
         let is_answered = |findings: &Findings| self.listed.sources.iter().all(|source| findings.contains_key(&source.url));
