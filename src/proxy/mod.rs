@@ -237,7 +237,7 @@ impl Proxy {
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
         Ok(match Forward::new(self, rules, &outgoing, &ask, surface, timeout).run(record).await? {
-            Forwarded::Answer(answer) => Reply::Begun(Box::new(answer)),
+            Forwarded::Answer(answer) => Reply::Begun(answer),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
         })
     }
