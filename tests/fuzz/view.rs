@@ -29,6 +29,7 @@ pub(crate) fn check(data: &[u8]) {
         prefix_length: PrefixLength::clamped(input.number() as u64),
         includes: Includes { tools: switches & 1 > 0, media: switches & 2 > 0 },
         hash_seed: u64::from(switches >> 4),
+        ..Settings::default()
     };
     let word = std::str::from_utf8(input.short()).unwrap_or("x");
     check_path(word);
