@@ -44,7 +44,7 @@ pub(super) struct Busy {
 
 /// What a request that could be forwarded comes to.
 pub(super) enum Forwarded {
-    Answer(Answer),
+    Answer(Box<Answer>),
     /// Nobody answered better.
     Busy(Busy),
 }
@@ -100,7 +100,7 @@ impl<'a> Forward<'a> {
                 Ok(answer) if is_busy(answer.head.status) => {
                     record.metrics().failed(answer.lease.replica(), UpstreamError::Busy);
                     if !self.repeatable || !self.may_retry() || !self.is_another(|_, _| true) {
-                        return Ok(Forwarded::Answer(answer));
+                        return Ok(Forwarded::Answer(Box::new(answer)));
                     }
                     busy = keep(answer, reason).await.or(busy);
                     (Some(RetryCause::Busy), ProxyError::ReplicaBroke)
@@ -109,7 +109,7 @@ impl<'a> Forward<'a> {
                     if answer.head.status.is_server_error() {
                         record.metrics().failed(answer.lease.replica(), UpstreamError::Status5xx);
                     }
-                    return Ok(Forwarded::Answer(answer));
+                    return Ok(Forwarded::Answer(Box::new(answer)));
                 }
                 Err(failure) => self.assess(&failure, record),
             };

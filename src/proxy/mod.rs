@@ -134,7 +134,7 @@ pub struct Proxy {
 /// An answer: whole, or a replica's that has begun.
 enum Reply {
     Whole(Response),
-    Begun(Answer),
+    Begun(Box<Answer>),
 }
 
 impl Proxy {
