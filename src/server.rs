@@ -28,7 +28,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_io_timeout::TimeoutStream;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
@@ -87,6 +87,9 @@ const UNSENT: u32 = 128 << 10;
 
 /// Between two warnings of one kind.
 const WARN_PAUSE: Duration = Duration::from_secs(10);
+
+/// How long a connection on which nothing has been said is kept when all end.
+const LAST_CALL: Duration = Duration::from_millis(100);
 
 /// After a failed `accept` (no file descriptors left, for instance): how long to wait for better times.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -181,7 +184,7 @@ impl Server {
                         Err(error) if is_one_connections(&error) => {}
                         Err(error) => {
                             tracing::error!(error = error.to_string(), "cannot take a connection: {error}");
-                            tokio::time::sleep(ACCEPT_PAUSE).await;
+                            sleep(ACCEPT_PAUSE).await;
                         }
                     },
                     Some(_) = self.connections.join_next() => {}
@@ -266,7 +269,7 @@ async fn serve_connection(
     let (mut stream, mut hello) = (stream, Hello::default());
     let said = tokio::select! {
         said = until(by, hello.read(&mut stream)) => said,
-        () = over.cancelled() => return None,
+        () = some_time_after(&over) => return None,
     };
     let is_h2 = match said {
         Some(Ok(is_h2)) => is_h2,
@@ -307,6 +310,12 @@ where
     };
     // A client's broken connection is the client's business; what it means for a request is in that request's record.
     ended.err().and_then(|error| limit_behind(&error))
+}
+
+/// What was sent before the end may still be on its way.
+async fn some_time_after(over: &CancellationToken) {
+    over.cancelled().await;
+    sleep(LAST_CALL).await;
 }
 
 /// What comes in time; without one that is whatever comes.

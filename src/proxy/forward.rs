@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Limited};
 use hyper::header::RETRY_AFTER;
 use hyper::http::response::Parts;
 use hyper::{HeaderMap, StatusCode};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::admission::{Caller, Chosen, Slot};
 use super::error::ProxyError;
@@ -105,6 +105,9 @@ enum Failure {
 /// The largest 429 or 503 that is kept, and how long its body may take.
 const BUSY_BODY: usize = 64 << 10;
 const BUSY_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Before each look whether a replica is still there.
+const DEATH_CHECKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(50), Duration::from_millis(200)];
 
 /// How long one who waits on a lost replica pauses before it asks for a retry again.
 const BUDGET_PAUSE: Duration = Duration::from_millis(250);
@@ -224,13 +227,22 @@ impl<'a> Forward<'a> {
         self.proxy.parties.fleet.view().is_out(replica) && self.is_another(|view, other| view.state(other) == Some(State::Up))
     }
 
-    /// Whether a replica that broke a request takes no connections either. Asked where it matters, and where nobody has noticed yet.
+    /// Whether a replica that broke a request takes no connections either. Asked where it matters, and where nobody has noticed yet; more than
+    /// once, as what dies closes one thing after another.
     async fn has_died(&self, upstream: &Upstream) -> bool {
-        let Err(SendError::Connect(error)) = upstream.try_connect().await else { return false };
-        if is_the_replicas_fault(&error) {
-            self.proxy.parties.fleet.report(upstream.replica(), Outcome::ConnectFailed, &error.to_string());
+        for pause in DEATH_CHECKS {
+            sleep(pause).await;
+            if self.is_lost(upstream.replica()) {
+                return true;
+            }
+            if let Err(SendError::Connect(error)) = upstream.try_connect().await
+                && is_the_replicas_fault(&error)
+            {
+                self.proxy.parties.fleet.report(upstream.replica(), Outcome::ConnectFailed, &error.to_string());
+                return self.is_lost(upstream.replica());
+            }
         }
-        self.is_lost(upstream.replica())
+        false
     }
 
     fn note(&mut self, chosen: &Chosen, record: &mut Record) {

@@ -42,6 +42,7 @@ impl Answer {
         name_choice(&mut response, &record, settings);
 
         let mut body = ResponseBody {
+            has_length: response.headers().contains_key(CONTENT_LENGTH),
             first: self.first,
             rest: self.rest,
             work: Some(Work { upstream: self.upstream, slot: self.slot, unjudged, record }),
@@ -96,6 +97,8 @@ enum Ending {
 struct CutOff;
 
 struct ResponseBody {
+    /// Whether the head says how long it is.
+    has_length: bool,
     first: Option<Frame<Bytes>>,
     rest: exchange::Body,
     /// Gone once the answer has ended or broken.
@@ -183,7 +186,8 @@ impl HttpBody for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         // The first piece has been taken from the rest already.
         let first = self.first.as_ref().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
-        match self.rest.size_hint().exact() {
+        // A length that the replica does not tell is nobody else's to tell: of an answer to HEAD it would be wrong.
+        match self.rest.size_hint().exact().filter(|_| self.has_length) {
             Some(rest) => SizeHint::with_exact(first + rest),
             None => SizeHint::default(),
         }
