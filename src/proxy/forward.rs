@@ -5,83 +5,22 @@
 use std::future::pending;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use bytes::Bytes;
-use http_body::{Body as _, Frame};
-use http_body_util::{BodyExt, Limited};
-use hyper::header::RETRY_AFTER;
-use hyper::http::response::Parts;
-use hyper::{HeaderMap, StatusCode};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::admission::{Caller, Chosen, Slot};
+use super::answer::{Answer, Busy, Patience, is_busy};
 use super::error::ProxyError;
 use super::{Proxy, Rules, Settings};
-use crate::exchange::{Body, Broken};
+use crate::exchange::Broken;
 use crate::fleet::{Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
-use crate::routing::{Candidates, Reason};
+use crate::routing::Candidates;
 use crate::telemetry::{Record, RetryCause, UpstreamError};
 use crate::upstream::{Outgoing, SendError, Upstream};
-
-/// A replica's answer that has begun: its head, and the first piece of its body unless there is none yet.
-pub(super) struct Answer {
-    pub(super) head: Parts,
-    pub(super) first: Option<Frame<Bytes>>,
-    pub(super) rest: Body,
-    /// Whether the body is known to be over already.
-    is_over: bool,
-    pub(super) upstream: Arc<Upstream>,
-    pub(super) slot: Slot,
-    pub(super) patience: Option<Patience>,
-}
-
-/// Until when the first byte has to be here.
-#[derive(Clone, Copy)]
-pub(super) struct Patience {
-    pub(super) by: Instant,
-    /// The limit; for the client.
-    pub(super) limit: Duration,
-    /// The client asked for it: that it passes says nothing of the replica.
-    pub(super) is_clients: bool,
-}
-
-impl Answer {
-    /// Whether it tells that the replica is well.
-    pub(super) fn is_good(&self) -> bool {
-        self.head.status.as_u16() < 400
-    }
-
-    /// Whether its first byte is here, or it has none.
-    pub(super) fn has_begun(&self) -> bool {
-        self.first.is_some() || self.is_over
-    }
-
-    /// Whether it is a failure of the engine's of which it says no word.
-    fn is_bare_failure(&self) -> bool {
-        self.head.status.is_server_error() && self.first.is_none() && self.is_over
-    }
-}
-
-impl Patience {
-    /// What the client is told when it is over.
-    pub(super) fn error(&self) -> ProxyError {
-        if self.is_clients { ProxyError::TimeoutExceeded(self.limit) } else { ProxyError::FirstByteTimeout(self.limit) }
-    }
-
-    pub(super) fn kind(&self) -> UpstreamError {
-        if self.is_clients { UpstreamError::ClientTimeout } else { UpstreamError::FirstByteTimeout }
-    }
-}
-
-/// A whole 429 or 503, kept while other replicas are tried.
-pub(super) struct Busy {
-    pub(super) head: Parts,
-    pub(super) body: Bytes,
-    replica: String,
-    reason: Reason,
-}
 
 /// What a request that could be forwarded comes to.
 pub(super) enum Forwarded {
@@ -101,10 +40,6 @@ enum Failure {
     /// The router stops.
     Cut,
 }
-
-/// The largest 429 or 503 that is kept, and how long its body may take.
-const BUSY_BODY: usize = 64 << 10;
-const BUSY_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Before each look whether a replica is still there.
 const DEATH_CHECKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(50), Duration::from_millis(200)];
@@ -153,12 +88,12 @@ impl<'a> Forward<'a> {
             // Whatever came of it is known now.
             drop(trial);
             let (cause, error) = match result {
-                Ok(answer) if is_busy(answer.head.status) => {
+                Ok(answer) if answer.is_busy() => {
                     record.metrics().failed(answer.slot.replica(), UpstreamError::Busy);
                     if !self.repeatable || !self.may_retry() || !self.is_another(|_, _| true) {
                         return Ok(Forwarded::Answer(Box::new(answer)));
                     }
-                    busy = keep(answer, reason).await.or(busy);
+                    busy = answer.keep(reason).await.or(busy);
                     (Some(RetryCause::Busy), ProxyError::ReplicaBroke)
                 }
                 Ok(answer) => {
@@ -289,7 +224,7 @@ impl<'a> Forward<'a> {
             biased;
             answer = self.send(slot, upstream, patience) => answer,
             () = self.ejected(&replica) => Err(Failure::Ejected),
-            over = until(patience) => Err(Failure::FirstByteTimeout(over)),
+            over = Patience::over(patience) => Err(Failure::FirstByteTimeout(over)),
             () = self.proxy.parties.cut.cancelled() => Err(Failure::Cut),
         }
     }
@@ -323,8 +258,8 @@ impl<'a> Forward<'a> {
     fn report(&self, result: &Result<Answer, Failure>) {
         let (fleet, Some(replica)) = (&self.proxy.parties.fleet, self.tried.last()) else { return };
         match result {
-            Ok(answer) if is_busy(answer.head.status) => {
-                fleet.report(replica, Outcome::Busy(retry_after(&answer.head.headers)), "it is busy");
+            Ok(answer) if answer.is_busy() => {
+                fleet.report(replica, Outcome::Busy(answer.retry_after()), "it is busy");
             }
             Ok(answer) if answer.is_bare_failure() => {
                 fleet.report(replica, Outcome::ServerError, &format!("too many requests failed, the last with {}", answer.head.status));
@@ -390,19 +325,6 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// Reads a busy replica's answer to its end, so that nothing is outstanding there while another replica is tried. `None` where that fails.
-async fn keep(answer: Answer, reason: Reason) -> Option<Busy> {
-    let Answer { head, mut rest, upstream, slot, .. } = answer;
-    let body = timeout(BUSY_PATIENCE, Limited::new(&mut rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
-    upstream.give_back(&mut rest);
-    Some(Busy { head, body, replica: slot.replica().name().to_owned(), reason })
-}
-
-/// The replica lives but wants no more work now.
-fn is_busy(status: StatusCode) -> bool {
-    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
-}
-
 /// Whether an attempt to connect failed at the other end. Of a lack of ports or files here, or of a name that does not resolve just now, every
 /// replica would look guilty in turn.
 fn is_the_replicas_fault(error: &io::Error) -> bool {
@@ -419,22 +341,4 @@ fn is_the_replicas_fault(error: &io::Error) -> bool {
 
 fn now() -> std::time::Instant {
     Instant::now().into_std()
-}
-
-/// Resolves when it is over; `None` never is.
-async fn until(patience: Option<Patience>) -> Patience {
-    match patience {
-        Some(patience) => {
-            sleep_until(patience.by).await;
-            patience
-        }
-        None => pending().await,
-    }
-}
-
-/// How long a busy replica asks to be left alone: in seconds, or until a date.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    let date = || httpdate::parse_http_date(text).ok()?.duration_since(SystemTime::now()).ok();
-    text.parse().ok().map(Duration::from_secs).or_else(date)
 }

@@ -4,10 +4,12 @@
 //! It holds no policy: what a request asks is `request`'s, where it goes is `routing`'s, who is up is `fleet`'s.
 
 mod admission;
+mod answer;
 mod body;
 mod budget;
 mod buffers;
 mod error;
+mod events;
 mod forward;
 mod headers;
 mod local;
@@ -35,11 +37,12 @@ use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
 
 use admission::Admission;
+use answer::Answer;
 use body::Inbound;
 use budget::Budget;
 use buffers::Buffers;
 use error::ProxyError;
-use forward::{Answer, Forward, Forwarded};
+use forward::{Forward, Forwarded};
 
 const REPLICA: HeaderName = HeaderName::from_static("x-prefix-router-replica");
 const REASON: HeaderName = HeaderName::from_static("x-prefix-router-reason");

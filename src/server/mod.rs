@@ -3,15 +3,15 @@
 //!
 //! It knows nothing of what is served.
 
+mod hello;
+
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -24,7 +24,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown, Watcher};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -34,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use crate::telemetry::{Limit, Metrics};
+use hello::{Greeted, Hello};
 
 /// Connections from clients, and how they end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -323,79 +323,6 @@ async fn until<T>(by: Option<Instant>, coming: impl Future<Output = T>) -> Optio
     match by {
         Some(by) => timeout_at(by, coming).await.ok(),
         None => Some(coming.await),
-    }
-}
-
-/// What an h2c client says first, and nobody else.
-const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-/// The first bytes of a connection, which tell HTTP/1.1 from h2c.
-#[derive(Default)]
-struct Hello {
-    bytes: [u8; PREFACE.len()],
-    read: usize,
-    /// As many of them as were passed on.
-    passed: usize,
-}
-
-impl Hello {
-    /// Whether it is h2c.
-    async fn read(&mut self, stream: &mut TcpStream) -> io::Result<bool> {
-        while self.read < PREFACE.len() {
-            let count = stream.read(&mut self.bytes[self.read..]).await?;
-            self.read += count;
-            if count == 0 || !PREFACE.starts_with(&self.bytes[..self.read]) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-}
-
-/// A connection whose first bytes were read already. They are passed on together with what follows them: given away alone, they would make
-/// hyper keep twice the buffer for as long as the connection is open.
-struct Greeted {
-    hello: Hello,
-    stream: TcpStream,
-}
-
-impl AsyncRead for Greeted {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Self { hello, stream } = &mut *self;
-        let left = &hello.bytes[hello.passed..hello.read];
-        if left.is_empty() {
-            return Pin::new(stream).poll_read(cx, buffer);
-        }
-        let count = left.len().min(buffer.remaining());
-        buffer.put_slice(&left[..count]);
-        hello.passed += count;
-        if buffer.remaining() > 0 {
-            // Where nothing follows, or an error, the next reading says so.
-            let _ = Pin::new(stream).poll_read(cx, buffer);
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Greeted {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

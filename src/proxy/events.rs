@@ -1,0 +1,75 @@
+//! A stream of server-sent events on its way: as much of it as must be known to end it with an event that tells of an error.
+//!
+//! It changes nothing of what passes.
+
+use bytes::Bytes;
+use hyper::HeaderMap;
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use memchr::memmem;
+
+use super::error::ProxyError;
+use crate::request::Dialect;
+
+/// So many of a stream's last bytes tell how it stands.
+const TAIL: usize = 64;
+
+/// A stream of server-sent events, as far as it must be known to add one.
+pub(super) struct Events {
+    dialect: Dialect,
+    /// The last bytes passed on.
+    tail: Vec<u8>,
+    /// Whether the event that ends a stream of `/v1/responses` has been there, which is too long for the tail.
+    over: bool,
+}
+
+impl Events {
+    /// What is to be known of an answer with these headers; `None` where it is no stream of events, or none to which one can be added.
+    pub(super) fn of(headers: &HeaderMap, dialect: Dialect) -> Option<Self> {
+        is_plain(headers).then(|| Self { dialect, tail: Vec::with_capacity(TAIL), over: false })
+    }
+
+    /// Takes note of bytes that are passed on.
+    pub(super) fn passed_on(&mut self, data: &[u8]) {
+        self.over |= self.dialect == Dialect::Responses && ends_responses(data);
+        let fresh = &data[data.len().saturating_sub(TAIL)..];
+        let kept = self.tail.len().min(TAIL - fresh.len());
+        self.tail.drain(..self.tail.len() - kept);
+        self.tail.extend_from_slice(fresh);
+    }
+
+    /// Whether the stream has said that it is over. Clients may close then and leave the rest unread.
+    pub(super) fn are_over(&self) -> bool {
+        let text = self.tail.trim_ascii_end();
+        let line = text.rsplit(|&byte| byte == b'\n' || byte == b'\r').next().unwrap_or_default();
+        self.over || matches!(line, b"data: [DONE]" | b"data:[DONE]" | br#"data: {"type":"message_stop"}"#)
+    }
+
+    /// What ends the line and the event that were under way, and one event that tells of `error`. `None` where the stream said that it is over.
+    pub(super) fn error_event(&self, error: &ProxyError) -> Option<Bytes> {
+        if self.are_over() {
+            return None;
+        }
+        let line_ends = self.tail.iter().rev().take_while(|byte| byte.is_ascii_whitespace()).filter(|&&byte| byte == b'\n').count();
+        let mut event = vec![b'\n'; if self.tail.is_empty() { 0 } else { 2_usize.saturating_sub(line_ends) }];
+        event.extend_from_slice(&error.event(self.dialect));
+        Some(event.into())
+    }
+}
+
+/// Whether a line of `data` begins the last event of a stream of `/v1/responses`.
+fn ends_responses(data: &[u8]) -> bool {
+    let names: [&[u8]; 3] = [b"\nevent: response.completed", b"\nevent: response.incomplete", b"\nevent: response.failed"];
+    names.iter().any(|name| data.starts_with(&name[1..]) || memmem::find(data, name).is_some())
+}
+
+/// Whether these are server-sent events that can be read, and to which one can be added (not so where the length is fixed).
+fn is_plain(headers: &HeaderMap) -> bool {
+    let is_event_stream = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"));
+    is_event_stream
+        && !headers.contains_key(CONTENT_LENGTH)
+        && headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
