@@ -205,7 +205,7 @@ impl LiveFleet {
             false => inner.drained.remove(name).is_some(),
         };
         if changed {
-            inner.fleet.set_draining(name, draining);
+            inner.fleet.set_draining(name, draining, Instant::now());
             let could_serve = self.view.load().can_serve();
             self.publish(&inner.fleet);
             drop(inner);
@@ -285,11 +285,11 @@ impl Inner {
             !is_over
         });
         for gone in before.replicas().iter().filter(|replica| !present.contains(replica.name())) {
-            self.fleet.set_draining(gone.name(), false);
+            self.fleet.set_draining(gone.name(), false, now);
         }
         self.fleet.adopt(Arc::clone(next));
         for replica in next.replicas() {
-            self.fleet.set_draining(replica.name(), replica.spec().drain || self.drained.contains_key(replica.name()));
+            self.fleet.set_draining(replica.name(), replica.spec().drain || self.drained.contains_key(replica.name()), now);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::fleet::{Outcome, State, health};
 use crate::live::LiveFleet;
@@ -20,7 +20,7 @@ const MAX_ANSWER: usize = 64 * 1_024;
 /// else to tell that none will come.
 pub async fn run(mut upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, mut settings: watch::Receiver<health::Settings>) {
     loop {
-        let now = settings.borrow_and_update().clone();
+        let (begun, now) = (Instant::now(), settings.borrow_and_update().clone());
         let checked = timeout(now.timeout, check(&upstream, &now.path)).await;
         let checked = checked.unwrap_or_else(|_| Err(Failure::Silent(format!("{} did not answer within {:?}", now.path, now.timeout))));
         match checked {
@@ -33,7 +33,8 @@ pub async fn run(mut upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, mut setting
         // As good a time as any to let go of connections that nobody came for.
         upstream.close_idle();
         tokio::select! {
-            () = pause(now.interval) => {}
+            // A check that took all of it is followed by the next one at once.
+            () = pause(now.interval.saturating_sub(begun.elapsed())) => {}
             // Without a sender nothing changes any more.
             Ok(()) = settings.changed() => {}
         }

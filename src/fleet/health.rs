@@ -279,6 +279,13 @@ impl Health {
         }
     }
 
+    /// Takes note that it gets requests again, after a time in which it got none and may have been started anew.
+    pub fn rejoin(&mut self, now: Instant) {
+        if let Condition::Up(stay) | Condition::Doubtful(stay) = &mut self.condition {
+            *stay = Stay { since: now, warming: true };
+        }
+    }
+
     /// What is over by itself.
     fn pass_time(&mut self, now: Instant, settings: &Settings) {
         self.busy_until = self.busy_until.filter(|&until| now < until);
@@ -571,6 +578,10 @@ mod tests {
         assert_eq!(see(&mut late, &[(10, CheckPassed)]), Standing::Ready);
         let down = [CheckPassed, CheckFailed, CheckFailed, CheckFailed, CheckPassed, CheckPassed].map(|outcome| (0, outcome));
         assert_eq!(see(&mut Health::new(false), &down), Standing::Warming(start));
+        let mut drained = Health::new(false);
+        see(&mut drained, &[(0, CheckPassed)]);
+        drained.rejoin(start);
+        assert_eq!(drained.standing(), Standing::Warming(start));
         // A doubt that goes leaves the cache as it was.
         assert_eq!(see(&mut Health::new(false), &[(0, CheckPassed), (0, CheckFailed), (0, CheckPassed)]), Standing::Ready);
     }

@@ -97,9 +97,18 @@ impl Fleet {
         self.settings = settings;
     }
 
-    /// Whether the replica of that name shall take new requests, from now on and whoever bears the name. Whether that changed.
-    pub fn set_draining(&mut self, name: &str, draining: bool) -> bool {
-        if draining { self.drained.insert(name.to_owned()) } else { self.drained.remove(name) }
+    /// Whether the replica of that name shall take new requests, from now on and whoever bears the name. Whether that changed. One that takes them again
+    /// does so as one that returns: it may have been started anew meanwhile.
+    pub fn set_draining(&mut self, name: &str, draining: bool, now: Instant) -> bool {
+        if draining {
+            return self.drained.insert(name.to_owned());
+        }
+        let was_drained = self.drained.remove(name);
+        let replica = self.membership.replicas().iter().find(|replica| was_drained && replica.name() == name);
+        if let Some(health) = replica.and_then(|replica| self.health.get_mut(&replica.incarnation())) {
+            health.rejoin(now);
+        }
+        was_drained
     }
 
     fn is_draining(&self, replica: &Replica) -> bool {
@@ -278,17 +287,22 @@ mod tests {
     #[test]
     fn who_is_drained_gets_nothing_and_goes_on_being_judged() {
         let (mut fleet, replicas, now) = up(2);
-        assert!(fleet.set_draining("0", true) && !fleet.set_draining("0", true));
+        assert!(fleet.set_draining("0", true, now) && !fleet.set_draining("0", true, now));
         assert_eq!(eligible(&fleet, &[], now), [1]);
         assert_eq!(eligible(&fleet, &[&replicas[1]], now), [] as [usize; 0], "not even where nobody else is left");
         fleet.observe(&replicas[0], Outcome::ConnectFailed, now, 0.0);
         let snapshot = fleet.snapshot();
         assert_eq!(snapshot.state(&replicas[0]), Some(State::Draining));
         assert!(snapshot.is_out(&replicas[0]));
-        assert!(fleet.set_draining("0", false));
+        assert!(fleet.set_draining("0", false, now));
         assert_eq!(fleet.snapshot().state(&replicas[0]), Some(State::Down));
-        fleet.set_draining("0", true);
-        fleet.set_draining("1", true);
+        let leases: Vec<Lease> = (0..9).map(|_| replicas[0].lease()).collect();
+        fleet.set_draining("1", true, now);
+        fleet.set_draining("1", false, now);
+        assert_eq!(eligible(&fleet, &[], now), [1]);
+        drop(leases);
+        fleet.set_draining("0", true, now);
+        fleet.set_draining("1", true, now);
         assert_eq!(eligible(&fleet, &[], now), [] as [usize; 0]);
         assert!(!fleet.snapshot().can_serve());
     }
