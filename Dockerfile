@@ -2,6 +2,8 @@
 # `tests/container/run` runs these steps without Docker; it reads this file.
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
+# The allocator is built with it.
+RUN apt-get update && apt-get install -y --no-install-recommends make
 # Everything is linked in, libc too, and random numbers come from the kernel's call, so that not even /dev is needed. That takes the target's
 # name, so that what runs during the build is not linked so.
 ENV RUSTFLAGS="-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\""

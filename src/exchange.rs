@@ -16,7 +16,7 @@ use hyper::ext::ReasonPhrase;
 use hyper::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use hyper::http::response;
 use hyper::{HeaderMap, Method, Response, StatusCode, Version};
-use memchr::memchr;
+use memchr::{memchr, memmem};
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 
@@ -50,12 +50,14 @@ pub struct Connection {
     /// What was read and is not used yet.
     ahead: BytesMut,
     step: usize,
+    /// How much of a head that is not all there was looked at.
+    searched: usize,
 }
 
 impl Connection {
     /// Begins on a stream that is connected.
     pub fn new(stream: TcpStream) -> Self {
-        Self { stream, ahead: BytesMut::new(), step: 0 }
+        Self { stream, ahead: BytesMut::new(), step: 0, searched: 0 }
     }
 
     /// Whether a request can be sent: the server has neither closed the connection nor said something that nobody asked for.
@@ -70,7 +72,9 @@ impl Connection {
         let mut unsent = Unsent { head, body, begun: false, failed: false };
         let head = poll_fn(|cx| self.poll_head(cx, &mut unsent)).await.map_err(|error| (error, unsent.begun))?;
         let framing = framing(method, &head).map_err(|error| (error, true))?;
-        let keep = framing != Framing::Close && wants_more(&head);
+        // Two framings mean that somebody may have read the end elsewhere (RFC 9112, 6.3).
+        let is_plain = !(head.headers.contains_key(TRANSFER_ENCODING) && head.headers.contains_key(CONTENT_LENGTH));
+        let keep = framing != Framing::Close && is_plain && wants_more(&head);
         Ok(Response::from_parts(head, Body { connection: Some(self), unsent, framing, keep }))
     }
 
@@ -78,7 +82,8 @@ impl Connection {
     fn poll_head(&mut self, cx: &mut Context<'_>, unsent: &mut Unsent) -> Poll<Result<response::Parts, Broken>> {
         unsent.poll_write(cx, &mut self.stream);
         loop {
-            if let Some(head) = parse_head(&mut self.ahead)? {
+            if let Some(head) = parse_head(&mut self.ahead, &mut self.searched)? {
+                self.searched = 0;
                 match head.status {
                     StatusCode::SWITCHING_PROTOCOLS => return Poll::Ready(Err(Broken::Malformed("an upgrade that nobody asked for"))),
                     status if status.is_informational() => continue,
@@ -307,8 +312,17 @@ impl HttpBody for Body {
 }
 
 /// Takes the head that `ahead` begins with; `None` where it is not all there.
-fn parse_head(ahead: &mut BytesMut) -> Result<Option<response::Parts>, Broken> {
+///
+/// `searched` tells how much of it was looked at before, and begins at 0. A small head is read each time that more of it comes, so that what is no HTTP
+/// is noticed early; a large one only when its end is there, or one that comes byte by byte would be read as often.
+fn parse_head(ahead: &mut BytesMut, searched: &mut usize) -> Result<Option<response::Parts>, Broken> {
     if ahead.is_empty() {
+        return Ok(None);
+    }
+    let fresh = &ahead[searched.saturating_sub(3)..];
+    let has_end = memmem::find(fresh, b"\n\r\n").is_some() || memmem::find(fresh, b"\n\n").is_some();
+    *searched = ahead.len();
+    if !has_end && ahead.len() > STEPS[0] && ahead.len() < MAX_HEAD {
         return Ok(None);
     }
     let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
@@ -320,7 +334,9 @@ fn parse_head(ahead: &mut BytesMut) -> Result<Option<response::Parts>, Broken> {
         Err(_) => return Err(Broken::Malformed("what came is not HTTP/1.1")),
     };
     let malformed = Broken::Malformed("what came is not HTTP/1.1");
-    let Some(status) = parsed.code.and_then(|code| StatusCode::from_u16(code).ok()) else { return Err(malformed) };
+    // There are no others (RFC 9110, 15).
+    let code = parsed.code.filter(|code| (100..600).contains(code));
+    let Some(status) = code.and_then(|code| StatusCode::from_u16(code).ok()) else { return Err(malformed) };
     let mut response = Response::new(());
     *response.status_mut() = status;
     *response.version_mut() = if parsed.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
@@ -358,9 +374,15 @@ fn framing(method: &Method, head: &response::Parts) -> Result<Framing, Broken> {
         if head.version == Version::HTTP_10 {
             return Err(Broken::Malformed("HTTP/1.0 has no transfer encodings"));
         }
-        let last = head.headers.get_all(TRANSFER_ENCODING).iter().next_back().and_then(|value| value.to_str().ok());
-        let last = last.and_then(|list| list.rsplit(',').next()).unwrap_or_default();
-        return Ok(if last.trim().eq_ignore_ascii_case("chunked") { Framing::Chunked(Chunk::Size) } else { Framing::Close });
+        let mut codings = head.headers.get_all(TRANSFER_ENCODING).iter();
+        let (coding, more) = (codings.next().and_then(|value| value.to_str().ok()), codings.next());
+        // No other one was asked for, and what is not undone here could not be told from the body.
+        let is_chunked = more.is_none() && coding.is_some_and(|coding| coding.trim().eq_ignore_ascii_case("chunked"));
+        return if is_chunked {
+            Ok(Framing::Chunked(Chunk::Size))
+        } else {
+            Err(Broken::Malformed("a transfer encoding that nobody asked for"))
+        };
     }
     let mut length = None;
     for value in head.headers.get_all(CONTENT_LENGTH) {

@@ -25,7 +25,7 @@ pub async fn run(mut upstream: Arc<Upstream>, fleet: Arc<LiveFleet>, mut setting
         let checked = checked.unwrap_or_else(|_| Err(Failure::Silent(format!("{} did not answer within {:?}", now.path, now.timeout))));
         match checked {
             Ok(()) => fleet.report(upstream.replica(), Outcome::CheckPassed, ""),
-            // One that is being stopped takes nothing new, and still ends what it has begun.
+            // One that is being stopped takes nothing new, and still ends what it has begun. That is for those who wait there.
             Err(Failure::Heard(_) | Failure::Refused(_)) if is_on_its_way_out(&upstream, &fleet) => {}
             Err(Failure::Refused(why)) => fleet.report(upstream.replica(), Outcome::ConnectFailed, &why),
             Err(Failure::Silent(why) | Failure::Heard(why)) => fleet.report(upstream.replica(), Outcome::CheckFailed, &why),
@@ -58,7 +58,8 @@ enum Failure {
 }
 
 fn is_on_its_way_out(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {
-    has_left(upstream, fleet) || fleet.view().state(upstream.replica()) == Some(State::Draining)
+    let is_let_go = has_left(upstream, fleet) || fleet.view().state(upstream.replica()) == Some(State::Draining);
+    is_let_go && upstream.replica().outstanding() > 0
 }
 
 fn has_left(upstream: &Arc<Upstream>, fleet: &LiveFleet) -> bool {

@@ -1,6 +1,7 @@
 //! Values that carry their range: once one exists, it is legal. Parsing of texts is in `config`, which knows where a text stood.
 
 use std::fmt;
+use std::time::Duration;
 
 /// A whole number that lies in `MIN..=MAX`, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,6 +39,13 @@ impl<const MIN: u64, const MAX: u64> fmt::Display for Bounded<MIN, MAX> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// A time with its units, as people write it: `30s`, `1m 30s`, `800ms`. `None` where the text is none, or none of sensible length.
+pub fn time(text: &str) -> Option<Duration> {
+    // `humantime` panics where a sum passes the largest `Duration`. Terms of at most 9 digits in a text this short stay far below.
+    let is_sensible = text.len() <= 64 && text.split(|c: char| !c.is_ascii_digit()).all(|run| run.len() <= 9);
+    is_sensible.then(|| humantime::parse_duration(text).ok()).flatten()
 }
 
 /// How much of a prompt makes the key, in characters (bytes on the native surface). SageMaker's range.

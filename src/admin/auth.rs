@@ -68,11 +68,18 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && differing == 0
 }
 
+/// What a proxy adds on this host, through which anybody may come.
+const FORWARDED: [header::HeaderName; 4] =
+    [header::FORWARDED, header::VIA, header::HeaderName::from_static("x-forwarded-for"), header::HeaderName::from_static("x-real-ip")];
+
 fn by_place(client: IpAddr, own: IpAddr, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     if !client.to_canonical().is_loopback() {
         return Err(Refusal::Place(
             "without an admin_token in the configuration this is served to the router's own host alone; set one, or ask there",
         ));
+    }
+    if FORWARDED.iter().any(|name| headers.contains_key(name)) {
+        return Err(Refusal::Place("this came through a proxy, so nobody knows from where; set an admin_token in the configuration"));
     }
     // HTTP/2 has it in the URI.
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).or(uri.authority().map(Authority::as_str));

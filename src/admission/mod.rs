@@ -8,7 +8,8 @@
 //! - of a flow, the one that came first;
 //! - of a class, the one whose flow's turn it is, by deficit round robin over the bytes of bodies (`class.rs`);
 //! - of equal classes in several lines, where something can go that both wait for, the one of the line that was served longest ago;
-//! - of different classes, the one with the lowest priority number, less one for each [`Settings::queue_aging`] that it has waited.
+//! - of different classes, the one with the lowest priority number, less one for each [`Settings::queue_aging`] that it has waited; but each eighth time
+//!   the one that has waited longest, so that a flow of better ones starves nobody.
 
 mod class;
 mod pace;

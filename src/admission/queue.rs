@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 use super::Settings;
 use super::class::{Class, Waiting};
 
+/// Each so many-th that goes is the one that has waited longest, whatever its priority: so nobody is starved by a flow of better ones.
+const OLDEST_EACH: u64 = 8;
+
 /// What the queue needs to know of a request.
 #[derive(Clone, Debug)]
 pub struct Entry<L> {
@@ -119,39 +122,44 @@ impl<L: Ord + Clone, T> Queue<L, T> {
     }
 
     /// Takes out the first request that goes: the next of each class are shown to `take`, best first, until it takes one, which it does by returning
-    /// something. So a class whose next one finds no room does not hold up others.
+    /// something. One that finds no room speaks for its line, as all in it can go to the same replicas.
     pub fn pop<R>(&mut self, now: Instant, settings: &Settings, mut take: impl FnMut(&T) -> Option<R>) -> Option<(T, R)> {
-        // One list for each priority, the line that was served longest ago last.
-        let mut by_priority: BTreeMap<i32, Vec<Candidate<L>>> = BTreeMap::new();
+        let is_oldests_turn = self.served % OLDEST_EACH == OLDEST_EACH - 1;
+        let mut candidates: Vec<Candidate<L>> = Vec::with_capacity(self.lines.len());
         for (line, Line { classes, served_at }) in &mut self.lines {
             for (&priority, class) in classes {
                 let Some((number, next)) = class.next() else { continue };
                 let waited = now.saturating_duration_since(next.arrived);
-                let candidate = Candidate { line: line.clone(), priority, served_at: *served_at, waited, number };
-                by_priority.entry(priority).or_default().push(candidate);
+                candidates.push(Candidate { line: line.clone(), priority, served_at: *served_at, waited, number });
             }
         }
-        for candidates in by_priority.values_mut() {
-            candidates.sort_by_key(|one| Reverse((one.served_at, Reverse(one.waited), one.number)));
-        }
-        loop {
-            let best = by_priority.values_mut().filter(|candidates| !candidates.is_empty()).min_by_key(|candidates| {
-                candidates.last().map(|one| (rank(one.priority, one.waited, settings.queue_aging), one.priority))
-            })?;
-            let candidate = best.pop()?;
+        candidates.sort_by_cached_key(|one| {
+            let rank = if is_oldests_turn { 0 } else { rank(one.priority, one.waited, settings.queue_aging) };
+            let class = if is_oldests_turn { 0 } else { one.priority };
+            let turn = if is_oldests_turn { 0 } else { one.served_at };
+            (rank, class, turn, Reverse(one.waited), one.number)
+        });
+        let mut full: Vec<L> = Vec::new();
+        for candidate in candidates {
+            if full.contains(&candidate.line) {
+                continue;
+            }
             let class = self.lines.get_mut(&candidate.line)?.classes.get_mut(&candidate.priority)?;
             let (_, next) = class.next()?;
-            if let Some(taken) = take(&next.value) {
-                let waiting = class.pop()?;
-                self.served += 1;
-                let served = self.served;
-                if let Some(line) = self.lines.get_mut(&candidate.line) {
-                    line.served_at = served;
-                }
-                self.gone(&candidate.line, candidate.priority, &waiting);
-                return Some((waiting.value, taken));
+            let Some(taken) = take(&next.value) else {
+                full.push(candidate.line);
+                continue;
+            };
+            let waiting = class.pop()?;
+            self.served += 1;
+            let served = self.served;
+            if let Some(line) = self.lines.get_mut(&candidate.line) {
+                line.served_at = served;
             }
+            self.gone(&candidate.line, candidate.priority, &waiting);
+            return Some((waiting.value, taken));
         }
+        None
     }
 
     /// Keeps the counts, and nothing that is empty.

@@ -86,12 +86,7 @@ pub(super) fn time(text: &str) -> Result<Duration, &'static str> {
         let zero = text.chars().all(|c| c == '0');
         return if zero { Ok(Duration::ZERO) } else { Err("has no unit, such as s or ms") };
     }
-    // `humantime` panics where a sum passes the largest `Duration`. Terms of at most 9 digits in a text this short
-    // stay far below.
-    if text.len() > 64 || text.split(|c: char| !digits(c)).any(|run| run.len() > 9) {
-        return Err("is not a time of sensible length");
-    }
-    humantime::parse_duration(text).map_err(|_| "is not a time")
+    crate::units::time(text).ok_or("is not a time of sensible length")
 }
 
 /// A time in the largest of h, s, ms, ns that divides it. Not in minutes: timeouts are spoken of in seconds.

@@ -65,7 +65,7 @@ pub enum State {
     Unknown,
     /// Takes requests.
     Up,
-    /// In doubt: a check failed, or it was out and has to pass a trial.
+    /// In doubt: a check failed and no request was answered meanwhile, or it was out and has to pass a trial.
     Suspect,
     /// Takes requests only where no replica of its pool is better.
     Down,
@@ -149,6 +149,8 @@ pub struct Health {
     streak: u32,
     /// Whether what was heard of it last, other than by requests, was bad.
     is_checked_bad: bool,
+    /// Good answers that it had given at its last check.
+    answered: u64,
     /// Requests in a row that broke.
     broken: u32,
     window: Option<Window>,
@@ -204,6 +206,7 @@ impl Health {
             condition: Condition::Unknown,
             streak: 0,
             is_checked_bad: false,
+            answered: 0,
             broken: 0,
             window: None,
             ejection: None,
@@ -249,8 +252,11 @@ impl Health {
     pub fn observe(&mut self, outcome: Outcome, at: Moment, settings: &Settings) {
         self.pass_time(at.now, settings);
         match outcome {
-            Outcome::CheckPassed => self.check_passed(at.now, settings),
-            Outcome::CheckFailed => self.check_failed(settings),
+            Outcome::CheckPassed => {
+                self.answered = at.answered;
+                self.check_passed(at.now, settings);
+            }
+            Outcome::CheckFailed => self.check_failed(at, settings),
             Outcome::ConnectFailed => {
                 self.is_checked_bad = true;
                 match self.condition {
@@ -271,8 +277,8 @@ impl Health {
             }
             Outcome::Busy(wish) => {
                 let time = wish.unwrap_or(settings.busy_time).min(settings.busy_time_max);
-                // Many say the same at once: the picture need not be drawn anew for each of them.
-                if self.busy_until.is_none_or(|until| until < at.now + time.mul_f64(0.75)) {
+                // Many say the same at once: the picture need not be drawn anew for each of them, nor for one that is busy for no time.
+                if !time.is_zero() && self.busy_until.is_none_or(|until| until < at.now + time.mul_f64(0.75)) {
                     self.busy_until = Some(at.now + time);
                 }
             }
@@ -315,8 +321,11 @@ impl Health {
         }
     }
 
-    fn check_failed(&mut self, settings: &Settings) {
+    fn check_failed(&mut self, at: Moment, settings: &Settings) {
         self.is_checked_bad = true;
+        // One that answers requests meanwhile is slow to be checked, and does not hang.
+        let answers = at.answered > self.answered;
+        self.answered = at.answered;
         self.streak = match self.condition {
             Condition::Unknown | Condition::OnTrial => settings.fall,
             Condition::Up(_) | Condition::Doubtful(_) => self.streak.saturating_add(1),
@@ -325,7 +334,7 @@ impl Health {
         match self.condition {
             Condition::Down { .. } => {}
             _ if self.streak >= settings.fall => self.turn(Condition::Down { ejected: self.condition == Condition::OnTrial }),
-            Condition::Up(stay) => self.condition = Condition::Doubtful(stay),
+            Condition::Up(stay) if !answers => self.condition = Condition::Doubtful(stay),
             _ => {}
         }
     }
@@ -417,6 +426,26 @@ mod tests {
             (8, CheckFailed, Down),
             (9, CheckPassed, Down),
             (10, CheckPassed, Up),
+        ]);
+    }
+
+    #[test]
+    fn who_answers_requests_is_not_in_doubt_for_a_check() {
+        check(&[
+            (0, CheckPassed, Up),
+            (1, Answered, Up),
+            (2, CheckFailed, Up),
+            (3, Answered, Up),
+            (4, CheckFailed, Up),
+            (5, Answered, Up),
+            (6, CheckFailed, Down),
+        ]);
+        check(&[
+            (0, Answered, Unknown),
+            (1, CheckPassed, Up),
+            (2, CheckFailed, Suspect),
+            (3, Answered, Suspect),
+            (4, CheckFailed, Suspect),
         ]);
     }
 
@@ -560,6 +589,9 @@ mod tests {
         check(None, 1_000);
         check(Some(3), 3_000);
         check(Some(3_600), 10_000);
+        let mut health = Health::new(false);
+        health.observe(Busy(Some(Duration::ZERO)), Moment { now: Instant::now(), answered: 0, chance: 0.0 }, &settings());
+        assert_eq!(health.busy_until(), None);
     }
 
     #[test]

@@ -89,8 +89,8 @@ impl Pool {
         let ranks: Vec<Rank> = (0..self.members.len()).map(|index| self.rank(index, load, now)).collect();
         let untried = || ranks.iter().zip(self.members.iter()).filter(|(_, member)| !is_tried(member)).map(|(&rank, _)| rank);
         let (best, best_untried) = (ranks.iter().copied().min(), untried().min());
-        // Where the one that failed was the last good one, those that are out would fail as well.
-        let in_vain = best_untried >= Some(Rank::Ejected) && best < Some(Rank::Ejected);
+        // Where the one that failed was the last good one, those whose checks fail would fail as well.
+        let in_vain = best_untried >= Some(Rank::Down) && best < Some(Rank::Down);
         let best_untried = best_untried.filter(|&rank| rank != Rank::Never && !in_vain);
         ranks.iter().zip(self.members.iter()).map(|(&rank, member)| Some(rank) == best_untried && !is_tried(member)).collect()
     }

@@ -32,8 +32,9 @@ pub(super) struct Answer {
     pub(super) rest: Body,
     /// Whether the body is known to be over already.
     pub(super) is_over: bool,
+    /// Whether its first byte shows that the replica is well.
+    pub(super) is_good: bool,
     pub(super) upstream: Arc<Upstream>,
-    pub(super) slot: Slot,
     pub(super) patience: Option<Patience>,
 }
 
@@ -61,16 +62,11 @@ impl Answer {
     }
 
     /// Reads a busy replica's answer to its end, so that nothing is outstanding there while another replica is tried. `None` where that fails.
-    pub(super) async fn keep(self, reason: Reason) -> Option<Busy> {
-        let Self { head, mut rest, upstream, slot, .. } = self;
+    pub(super) async fn keep(self, slot: Slot, reason: Reason) -> Option<Busy> {
+        let Self { head, mut rest, upstream, .. } = self;
         let body = timeout(BUSY_PATIENCE, Limited::new(&mut rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
         upstream.give_back(&mut rest);
         Some(Busy { head, body, replica: slot.replica().name().to_owned(), reason })
-    }
-
-    /// Whether it tells that the replica is well.
-    pub(super) fn is_good(&self) -> bool {
-        self.head.status.as_u16() < 400
     }
 
     /// Whether its first byte is here, or it has none.

@@ -18,7 +18,7 @@ use super::Settings;
 use super::buffers::Buffers;
 use super::error::ProxyError;
 
-/// How much room is made on the word of a `Content-Length` alone.
+/// How much room is made on the word of a `Content-Length` alone. What is announced costs a client nothing, and must not take what others need.
 const TRUSTED: usize = 1 << 20;
 
 /// How much of a refused request's body is still read, and for how long.
@@ -46,7 +46,7 @@ impl Inbound {
             return Err(ProxyError::BodyTooLarge(limit));
         }
         let mut room = buffers.room(settings);
-        room.grow_to(announced).await?;
+        room.grow_to(announced.min(TRUSTED)).await?;
         self.waits = false;
         let mut pace = Pace { pause: settings.body_timeout, total: settings.body_total_timeout, waited: Duration::ZERO };
         let mut first = Bytes::new();

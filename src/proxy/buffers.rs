@@ -20,11 +20,35 @@ pub(super) struct Buffers {
     /// Held by the first of those that wait; the others queue for it in the order in which they came.
     turn: Mutex<()>,
     freed: Notify,
+    /// How many of them there are; who has not begun comes after them.
+    waiting: AtomicUsize,
+}
+
+/// One that waits.
+struct Waits<'a>(&'a Buffers);
+
+impl<'a> Waits<'a> {
+    fn new(buffers: &'a Buffers) -> Self {
+        buffers.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(buffers)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Buffers {
     pub(super) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { metrics, used: AtomicUsize::new(0), turn: Mutex::const_new(()), freed: Notify::const_new() })
+        Arc::new(Self {
+            metrics,
+            used: AtomicUsize::new(0),
+            turn: Mutex::const_new(()),
+            freed: Notify::const_new(),
+            waiting: AtomicUsize::new(0),
+        })
     }
 
     /// No room yet, for one body.
@@ -64,10 +88,11 @@ impl Room {
     pub(super) async fn grow_to(&mut self, bytes: usize) -> Result<(), ProxyError> {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|&more| more > 0) else { return Ok(()) };
         let buffers = &self.buffers;
-        if (self.bytes > 0 || buffers.turn.try_lock().is_ok()) && buffers.try_take(more, self.limit) {
+        if (self.bytes > 0 || buffers.waiting.load(Ordering::Relaxed) == 0) && buffers.try_take(more, self.limit) {
             self.bytes = bytes;
             return Ok(());
         }
+        let _waits = Waits::new(buffers);
         buffers.metrics.hit(Limit::MaxBufferedBytes);
         let begun = Instant::now();
         let waiting = async {

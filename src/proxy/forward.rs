@@ -24,7 +24,7 @@ use crate::upstream::{Outgoing, SendError, Upstream};
 
 /// What a request that could be forwarded comes to.
 pub(super) enum Forwarded {
-    Answer(Box<Answer>),
+    Answer(Box<Answer>, Slot),
     /// Nobody answered better.
     Busy(Busy),
 }
@@ -53,6 +53,7 @@ pub(super) struct Forward<'a> {
     rules: &'a Rules,
     outgoing: &'a Outgoing,
     ask: &'a Ask,
+    surface: Surface,
     /// Whether sending it again does no harm even where a replica has seen it.
     repeatable: bool,
     /// The client's own limit, from its request's head to the first byte.
@@ -72,7 +73,7 @@ impl<'a> Forward<'a> {
         timeout: Option<(Instant, Duration)>,
     ) -> Self {
         let repeatable = surface.is_inference() || outgoing.method.is_safe();
-        Self { proxy, rules, outgoing, ask, repeatable, timeout, tried: Vec::new(), arrived: now() }
+        Self { proxy, rules, outgoing, ask, surface, repeatable, timeout, tried: Vec::new(), arrived: now() }
     }
 
     /// Brings the answer of the first replica that gives one.
@@ -83,26 +84,29 @@ impl<'a> Forward<'a> {
         loop {
             self.note(&chosen, record);
             let Chosen { slot, reason, trial, upstream } = chosen;
-            let result = self.attempt(slot, Arc::clone(&upstream)).await;
+            let result = self.attempt(Arc::clone(&upstream)).await;
             self.report(&result);
-            // Whatever came of it is known now.
+            // What came of it is known before anybody else goes there.
             drop(trial);
             let (cause, error) = match result {
                 Ok(answer) if answer.is_busy() => {
-                    record.metrics().failed(answer.slot.replica(), UpstreamError::Busy);
+                    record.metrics().failed(slot.replica(), UpstreamError::Busy);
                     if !self.repeatable || !self.may_retry() || !self.is_another(|_, _| true) {
-                        return Ok(Forwarded::Answer(Box::new(answer)));
+                        return Ok(Forwarded::Answer(Box::new(answer), slot));
                     }
-                    busy = answer.keep(reason).await.or(busy);
+                    busy = answer.keep(slot, reason).await.or(busy);
                     (Some(RetryCause::Busy), ProxyError::ReplicaBroke)
                 }
                 Ok(answer) => {
                     if answer.head.status.is_server_error() {
-                        record.metrics().failed(answer.slot.replica(), UpstreamError::Status5xx);
+                        record.metrics().failed(slot.replica(), UpstreamError::Status5xx);
                     }
-                    return Ok(Forwarded::Answer(Box::new(answer)));
+                    return Ok(Forwarded::Answer(Box::new(answer), slot));
                 }
-                Err(failure) => self.assess(&failure, record),
+                Err(failure) => {
+                    drop(slot);
+                    self.assess(&failure, record)
+                }
             };
             let next = match cause {
                 Some(cause) => self.next(cause, &upstream, record).await,
@@ -216,13 +220,20 @@ impl<'a> Forward<'a> {
         pool.is_some_and(|pool| Candidates::new(pool, &self.tried, now()).iter().any(|other| good(&view, other)))
     }
 
+    /// Whether a replica that was not tried yet would take it now.
+    fn has_room(&self) -> bool {
+        let view = self.proxy.parties.fleet.view();
+        let candidates = view.pool(self.ask.model.as_deref()).map(|pool| Candidates::new(pool, &self.tried, now()));
+        candidates.is_some_and(|candidates| candidates.below(self.rules.admission.limit()).iter().next().is_some())
+    }
+
     /// One try, from sending to the first byte.
-    async fn attempt(&self, slot: Slot, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
+    async fn attempt(&self, upstream: Arc<Upstream>) -> Result<Answer, Failure> {
         let patience = self.patience();
-        let replica = Arc::clone(slot.replica());
+        let replica = Arc::clone(upstream.replica());
         tokio::select! {
             biased;
-            answer = self.send(slot, upstream, patience) => answer,
+            answer = self.send(upstream, patience) => answer,
             () = self.ejected(&replica) => Err(Failure::Ejected),
             over = Patience::over(patience) => Err(Failure::FirstByteTimeout(over)),
             () = self.proxy.parties.cut.cancelled() => Err(Failure::Cut),
@@ -239,7 +250,7 @@ impl<'a> Forward<'a> {
 
     /// Sends, and holds the head until the first piece of the body is here: an engine sends the head of a stream before it has done anything for it,
     /// of an error it matters whether it has a body, and a head whose body breaks off at once is no answer. (Of a busy replica the head says it all.)
-    async fn send(&self, slot: Slot, upstream: Arc<Upstream>, patience: Option<Patience>) -> Result<Answer, Failure> {
+    async fn send(&self, upstream: Arc<Upstream>, patience: Option<Patience>) -> Result<Answer, Failure> {
         let stale = || self.proxy.parties.metrics.retried(RetryCause::Stale);
         let resend = self.repeatable && self.is_replayable();
         let (head, mut rest) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?.into_parts();
@@ -251,7 +262,8 @@ impl<'a> Forward<'a> {
                 is_over = first.is_none();
             }
         }
-        Ok(Answer { head, first, rest, is_over, upstream, slot, patience })
+        let is_good = head.status.as_u16() < 400 && self.surface.reaches_engine();
+        Ok(Answer { head, first, rest, is_over, is_good, upstream, patience })
     }
 
     /// Tells the fleet what a try says of its replica.
@@ -264,7 +276,7 @@ impl<'a> Forward<'a> {
             Ok(answer) if answer.is_bare_failure() => {
                 fleet.report(replica, Outcome::ServerError, &format!("too many requests failed, the last with {}", answer.head.status));
             }
-            Ok(answer) if answer.is_good() && answer.has_begun() => fleet.answered(replica),
+            Ok(answer) if answer.is_good && answer.has_begun() => fleet.answered(replica),
             Ok(_) | Err(Failure::Ejected | Failure::Cut | Failure::FirstByteTimeout(Patience { is_clients: true, .. })) => {}
             Err(Failure::Sending(SendError::Connect(error))) if is_the_replicas_fault(error) => {
                 fleet.report(replica, Outcome::ConnectFailed, &error.to_string());
@@ -287,12 +299,13 @@ impl<'a> Forward<'a> {
         let mut changes = fleet.changes();
         loop {
             // One that has left the fleet ends what it has begun, and is out only when its checks fail as any other's.
-            let is_lost = self.is_lost(replica);
+            // It keeps its place there until there is another one.
+            let is_lost = self.is_lost(replica) && self.has_room();
             if is_lost && self.may_spend() {
                 return;
             }
-            // The budget fills while nothing changes.
-            let changed = timeout(if is_lost { BUDGET_PAUSE } else { Duration::MAX }, changes.changed()).await;
+            // The budget fills, and room comes, while nothing changes.
+            let changed = timeout(if fleet.view().is_out(replica) { BUDGET_PAUSE } else { Duration::MAX }, changes.changed()).await;
             if changed.is_ok_and(|changed| changed.is_err()) {
                 return pending().await;
             }

@@ -90,14 +90,14 @@ fn load(told: Vec<(Arc<Replica>, Told)>) -> Response {
     struct Load {
         server_load: u64,
     }
-    let sum: u64 = told
+    let sum = told
         .iter()
         .map(|(replica, told)| {
             let said = told.as_ref().and_then(|(_, body)| serde_json::from_slice::<Load>(body).ok());
             // An engine that does not track its load says 0.
             said.map_or(0, |load| load.server_load).max(replica.outstanding())
         })
-        .sum();
+        .fold(0, u64::saturating_add);
     json(StatusCode::OK, format!(r#"{{"server_load":{sum}}}"#))
 }
 

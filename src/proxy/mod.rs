@@ -36,7 +36,7 @@ use crate::telemetry::{Limit, Metrics, Record};
 use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
 
-use admission::Admission;
+use admission::{Admission, Slot};
 use answer::Answer;
 use body::Inbound;
 use budget::Budget;
@@ -142,7 +142,7 @@ pub struct Proxy {
 /// An answer: whole, or a replica's that has begun.
 enum Reply {
     Whole(Response),
-    Begun(Box<Answer>),
+    Begun(Box<Answer>, Slot),
 }
 
 impl Proxy {
@@ -189,7 +189,7 @@ impl Proxy {
 
         let reply = proxy.answer(&rules, head, fields, &mut body, client, &mut record).await;
         let mut response = match reply {
-            Ok(Reply::Begun(answer)) => answer.into_response(&rules.settings, &proxy.parties, dialect, record),
+            Ok(Reply::Begun(answer, slot)) => answer.into_response(slot, &rules.settings, &proxy.parties, dialect, record),
             Ok(Reply::Whole(response)) => finish(response, record, &rules.settings),
             // It may still listen; its record says that it left.
             Err(error @ ProxyError::ClientGone) => error.response(dialect),
@@ -240,7 +240,7 @@ impl Proxy {
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
         Ok(match Forward::new(self, rules, &outgoing, &ask, surface, timeout).run(record).await? {
-            Forwarded::Answer(answer) => Reply::Begun(answer),
+            Forwarded::Answer(answer, slot) => Reply::Begun(answer, slot),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
         })
     }

@@ -30,9 +30,16 @@ use crate::upstream::Upstream;
 
 impl Answer {
     /// The response to the client, whose body holds everything that lives as long as the answer.
-    pub(super) fn into_response(mut self, settings: &Settings, parties: &Parties, dialect: Dialect, mut record: Record) -> Response {
+    pub(super) fn into_response(
+        mut self,
+        slot: Slot,
+        settings: &Settings,
+        parties: &Parties,
+        dialect: Dialect,
+        mut record: Record,
+    ) -> Response {
         // Where the first byte is still to come, what it says of the replica is so too.
-        let unjudged = (self.is_good() && !self.has_begun()).then(|| Arc::clone(&parties.fleet));
+        let unjudged = (self.is_good && !self.has_begun()).then(|| Arc::clone(&parties.fleet));
         headers::strip_hop_by_hop(&mut self.head.headers);
         // Each connection has its own version; the server knows what its client understands.
         self.head.version = Version::HTTP_11;
@@ -45,7 +52,7 @@ impl Answer {
             has_length: response.headers().contains_key(CONTENT_LENGTH),
             first: self.first,
             rest: self.rest,
-            work: Some(Work { upstream: self.upstream, slot: self.slot, unjudged, record }),
+            work: Some(Work { upstream: self.upstream, slot, unjudged, record }),
             ending: Ending::Open,
             events,
             patience: self.patience,

@@ -140,6 +140,11 @@ impl Surface {
         self.family().is_some() || matches!(self, Self::Tokenize | Self::OtherInference)
     }
 
+    /// Whether an answer shows that the engine works, and not just the server before it.
+    pub fn reaches_engine(self) -> bool {
+        self.family().is_some() || self == Self::OtherInference
+    }
+
     /// The family whose keys it uses; `None` where requests go by load.
     pub(super) fn family(self) -> Option<Family> {
         match self {
