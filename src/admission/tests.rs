@@ -103,6 +103,16 @@ fn lower_priorities_go_first_unless_others_have_waited_long_enough() {
 }
 
 #[test]
+fn a_flow_of_better_ones_leaves_each_eighth_place_to_who_has_waited_longest() {
+    let mut scene = Scene::new();
+    let poor = scene.push(0, 1_000, None, 1, Duration::ZERO);
+    let better: Vec<u64> = (1..20).map(|_| scene.push(0, -1_000, None, 1, SECOND)).collect();
+    let all = scene.all(2 * SECOND);
+    assert_eq!(all[..7], better[..7]);
+    assert_eq!(all[7], poor);
+}
+
+#[test]
 fn extreme_priorities_do_no_harm() {
     let mut scene = Scene::new();
     scene.settings.queue_aging = Duration::MAX;

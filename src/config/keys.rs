@@ -206,7 +206,7 @@ pub(super) static KEYS: &[Key] = &[
     ),
     key(
         "eject_error_percent",
-        "So does this share of such requests, and of 5xx answers without a body, among those of an eject_error_window.",
+        "So does this share of such requests, of 5xx answers without a body and of answers that broke off, among those of an eject_error_window.",
         "50",
         Kind::Number(1..=100, at!(health.error_percent as u32)),
     ),

@@ -23,7 +23,8 @@ pub struct Settings {
     pub eject_time_max: Duration,
     /// So many requests in a row that broke before their first byte eject a replica.
     pub eject_failures: u32,
-    /// So does this share of failures, in percent, among the requests of an `error_window`; 5xx answers without a body count here as well.
+    /// So does this share of failures, in percent, among the requests of an `error_window`; 5xx answers without a body and answers that broke off count here
+    /// as well.
     pub error_percent: u32,
     /// The time over which that share is taken.
     pub error_window: Duration,
@@ -103,6 +104,8 @@ pub enum Outcome {
     Broke,
     /// A request was answered with a 5xx without a body.
     ServerError,
+    /// An answer that had begun broke off, or stood still for too long.
+    CutOff,
     /// The first byte of a good answer is here.
     Answered,
     /// A request was answered 429 or 503, with this `Retry-After`.
@@ -268,7 +271,7 @@ impl Health {
                 self.broken = self.broken.saturating_add(1);
                 self.request_failed(at, settings);
             }
-            Outcome::ServerError => self.request_failed(at, settings),
+            Outcome::ServerError | Outcome::CutOff => self.request_failed(at, settings),
             Outcome::Answered => {
                 self.broken = 0;
                 if self.condition == Condition::OnTrial {

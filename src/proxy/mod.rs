@@ -265,6 +265,11 @@ impl Proxy {
             Some(methods) if head.method != Method::OPTIONS && !methods.contains(&head.method.as_str()) => {
                 Err(ProxyError::MethodNotAllowed { method: head.method.clone(), allowed: methods.join(", ") })
             }
+            // It asks for a tunnel, and nothing that a replica says to it could be passed on.
+            _ if head.method == Method::CONNECT => Err(ProxyError::MethodNotAllowed {
+                method: Method::CONNECT,
+                allowed: "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS".to_owned(),
+            }),
             _ => Ok(surface),
         }
     }

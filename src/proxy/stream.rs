@@ -39,7 +39,8 @@ impl Answer {
         mut record: Record,
     ) -> Response {
         // Where the first byte is still to come, what it says of the replica is so too.
-        let unjudged = (self.is_good && !self.has_begun()).then(|| Arc::clone(&parties.fleet));
+        let is_awaited = self.is_good && !self.has_begun();
+        let fleet = Arc::clone(&parties.fleet);
         headers::strip_hop_by_hop(&mut self.head.headers);
         // Each connection has its own version; the server knows what its client understands.
         self.head.version = Version::HTTP_11;
@@ -52,7 +53,7 @@ impl Answer {
             has_length: response.headers().contains_key(CONTENT_LENGTH),
             first: self.first,
             rest: self.rest,
-            work: Some(Work { upstream: self.upstream, slot, unjudged, record }),
+            work: Some(Work { upstream: self.upstream, slot, fleet, is_awaited, record }),
             ending: Ending::Open,
             events,
             patience: self.patience,
@@ -80,8 +81,10 @@ impl Busy {
 struct Work {
     upstream: Arc<Upstream>,
     slot: Slot,
-    /// Who is told of the first byte, where it is still to come.
-    unjudged: Option<Arc<LiveFleet>>,
+    /// Who is told how the replica does.
+    fleet: Arc<LiveFleet>,
+    /// Whether the first byte is still to come, and a good sign.
+    is_awaited: bool,
     record: Record,
 }
 
@@ -207,8 +210,8 @@ impl ResponseBody {
         let Some(data) = frame.data_ref() else { return self.end() };
         if let Some(work) = &mut self.work {
             work.record.passed_on(data.len());
-            if let Some(fleet) = work.unjudged.take() {
-                fleet.answered(work.slot.replica());
+            if std::mem::take(&mut work.is_awaited) {
+                work.fleet.answered(work.slot.replica());
             }
         }
         if let Some(events) = &mut self.events {
@@ -264,13 +267,17 @@ impl ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
         // Closes the connection, where it is not closed yet.
         let _ = self.rest.finish();
-        if let Some(Work { slot, unjudged, mut record, .. }) = self.work.take() {
+        if let Some(Work { slot, fleet, mut record, .. }) = self.work.take() {
             let (request_id, replica) = (&record.request_id, slot.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
             if let Some(kind) = kind {
                 record.metrics().failed(slot.replica(), kind);
-                if let Some(fleet) = unjudged.filter(|_| kind != UpstreamError::ClientTimeout) {
-                    fleet.report(slot.replica(), Outcome::Broke, "too many requests had no first byte");
+                match kind {
+                    UpstreamError::ClientTimeout => {}
+                    UpstreamError::FirstByteTimeout => {
+                        fleet.report(slot.replica(), Outcome::Broke, "too many requests had no first byte in time")
+                    }
+                    _ => fleet.report(slot.replica(), Outcome::CutOff, "it broke off too many answers"),
                 }
             }
             record.error = Some(error.code());

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use crate::answers::{answer, hang, head, ok, ok_after, reset};
+use crate::answers::{answer, chunk, event, hang, head, ok, ok_after, reset};
 use crate::client::Client;
 use crate::replica::{Gate, Health, Replica, Request, Step};
 use crate::support::{A_WHILE, Router, Setting, chat, check_error, eventually, within};
@@ -152,6 +152,32 @@ async fn a_share_of_5xx_without_a_body_ejects_and_with_a_body_it_does_not() {
 }
 
 #[tokio::test]
+async fn so_does_a_share_of_answers_that_break_off() {
+    let (a, _b, router, body) = pair(&[("eject_error_volume", "8"), ("eject_error_percent", "50"), ("eject_time", "60s")]).await;
+    a.script(|_| vec![head(), chunk(event(0)), Step::Reset]);
+    for number in 0..4 {
+        assert_eq!(state(&router, "a").await, "up", "{number}");
+        assert_eq!(router.post(CHAT, &body).await.replica(), "a");
+        router.has_metric("prefix_router_errors_total", &[("error", "replica_broke")], f64::from(number + 1)).await;
+    }
+    // Four good beginnings and four bad ends.
+    router.has_state("a", "down").await;
+    assert_eq!(router.post(CHAT, &body).await.replica(), "b");
+}
+
+#[tokio::test]
+async fn a_replica_that_answers_requests_is_not_in_doubt_for_a_slow_check() {
+    let (a, _b, router, body) = pair(&[("health_check_timeout", "300ms"), ("health_check_fall", "100")]).await;
+    a.health(Health::Hang);
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_millis(1_500) {
+        let response = router.post(CHAT, &body).await;
+        assert_eq!((response.replica(), response.reason()), ("a", "home"), "after {:?}", since.elapsed());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_busy_replica_is_left_alone_as_long_as_it_says_and_no_longer_than_allowed() {
     // (Retry-After, busy_time, busy_time_max, how long in ms)
     let cases = [("1", "60s", "60s", 1_000), ("3600", "60s", "600ms", 600), ("", "500ms", "60s", 500)];
@@ -205,7 +231,9 @@ async fn first_bytes_that_do_not_come_in_time_count_and_those_that_the_client_ga
 #[tokio::test]
 async fn a_time_that_cannot_be_meant_is_refused() {
     let (a, _b, router, body) = pair(&[]).await;
-    for time in ["", "0", "-1", "soon", "1 fortnight", "inf", "nan", "86401", "1e300"] {
+    for time in
+        ["18446744073709551615s 1000000000ns", "999999999999d", "", "0", "-1", "soon", "1 fortnight", "inf", "nan", "86401", "1e300"]
+    {
         let response = router.send("POST", CHAT, &format!("x-prefix-router-timeout: {time}\r\n"), &body).await;
         check_error(&response, CHAT, 400, "bad_timeout");
     }

@@ -132,3 +132,46 @@ async fn a_length_without_a_body_is_one_or_none() {
         router.is_at_rest().await;
     }
 }
+
+#[tokio::test]
+async fn what_is_no_answer_in_http_is_a_broken_replica() {
+    let long = format!("HTTP/1.1 200 OK\r\nx: {}\r\n", "y".repeat(600_000));
+    for raw in [
+        "HTTP/1.1 764 Odd\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 099 Odd\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nx",
+        long.as_str(),
+    ] {
+        let bytes = raw.as_bytes().to_vec();
+        let replica = Replica::start("a", move |_| vec![Step::Write(bytes.clone()), Step::Hang]);
+        let router = Router::start(&[&replica], &[]).await;
+        check_error(&router.send("POST", "/v1/completions", "", "{}").await, "/v1/completions", 502, "replica_broke");
+    }
+}
+
+#[tokio::test]
+async fn a_large_head_passes_however_it_comes() {
+    let field = "z".repeat(40_000);
+    let raw = format!("HTTP/1.1 200 OK\r\nx-large: {field}\r\ncontent-length: 2\r\n\r\nok");
+    for pieces in [1, 7, 997, raw.len()] {
+        let steps: Vec<Step> = raw.as_bytes().chunks(pieces.max(raw.len() / 500)).map(|piece| Step::Write(piece.to_vec())).collect();
+        let replica = Replica::start("a", move |_| steps.clone());
+        let router = Router::start(&[&replica], &[]).await;
+        let response = router.send("POST", "/v1/completions", "", "{}").await;
+        assert_eq!((response.status, response.text().as_str(), response.head.get("x-large")), (200, "ok", Some(field.as_str())));
+    }
+}
+
+#[tokio::test]
+async fn a_connection_with_two_framings_is_not_used_again() {
+    let raw = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n2\r\nok\r\n0\r\n\r\n";
+    let replica = Replica::start("a", move |_| vec![Step::Write(raw.as_bytes().to_vec())]);
+    let router = Router::start_blind(&[&replica], &[]).await;
+    for _ in 0..3 {
+        assert_eq!(router.send("POST", "/v1/completions", "", "{}").await.text(), "ok");
+    }
+    let connections: std::collections::HashSet<usize> = replica.requests().iter().map(|request| request.connection).collect();
+    assert_eq!(connections.len(), replica.count(), "each its own");
+}

@@ -369,3 +369,20 @@ async fn many_at_once_leave_nothing_behind() {
     router.holds(0).await;
     router.has_hit("buffer_timeout", 0.0).await;
 }
+
+#[tokio::test]
+async fn bodies_that_are_announced_and_do_not_come_take_no_room_from_others() {
+    let replica = Replica::start("a", ok);
+    let settings = [("max_body", "64MiB"), ("max_buffered_bytes", "64MiB"), ("buffer_timeout", "0s")];
+    let router = Router::start(&[&replica], &settings).await;
+    let mut idle = Vec::new();
+    for _ in 0..16 {
+        let mut client = Client::connect(router.traffic).await;
+        client.write(post("content-length: 67108864")).await;
+        idle.push(client);
+    }
+    router.holds(16 << 20).await;
+    assert_eq!(router.post(CHAT, "x".repeat(8 << 20)).await.status, 200);
+    drop(idle);
+    router.holds(0).await;
+}

@@ -220,3 +220,13 @@ async fn a_request_with_two_framings_reaches_no_replica_as_two_requests() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(replica.requests().iter().all(|request| request.head.target() == "/v1/completions"), "{:?}", replica.requests());
 }
+
+#[tokio::test]
+async fn nobody_gets_a_tunnel() {
+    let replica = Replica::start("a", ok);
+    let router = Router::start(&[&replica], &[]).await;
+    for target in ["/score", "/v1/chat/completions", "/v1/files"] {
+        let response = router.send("CONNECT", target, "", "").await;
+        check_error(&response, target, 405, "method_not_allowed");
+    }
+}
