@@ -41,11 +41,13 @@ impl<const MIN: u64, const MAX: u64> fmt::Display for Bounded<MIN, MAX> {
     }
 }
 
-/// A time with its units, as people write it: `30s`, `1m 30s`, `800ms`. `None` where the text is none, or none of sensible length.
-pub fn time(text: &str) -> Option<Duration> {
+/// A time with its units, as people write it: `30s`, `1m 30s`, `800ms`; or what is wrong with the text.
+pub fn time(text: &str) -> Result<Duration, &'static str> {
     // `humantime` panics where a sum passes the largest `Duration`. Terms of at most 9 digits in a text this short stay far below.
-    let is_sensible = text.len() <= 64 && text.split(|c: char| !c.is_ascii_digit()).all(|run| run.len() <= 9);
-    is_sensible.then(|| humantime::parse_duration(text).ok()).flatten()
+    if text.len() > 64 || text.split(|c: char| !c.is_ascii_digit()).any(|run| run.len() > 9) {
+        return Err("is not a time of sensible length");
+    }
+    humantime::parse_duration(text).map_err(|_| "is not a time")
 }
 
 /// How much of a prompt makes the key, in characters (bytes on the native surface). SageMaker's range.

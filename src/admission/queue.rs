@@ -1,7 +1,7 @@
 //! The queue: all lines, what bounds them together, and who is next of all for whom there is room.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::time::{Duration, Instant};
 
 use super::Settings;
@@ -125,22 +125,28 @@ impl<L: Ord + Clone, T> Queue<L, T> {
     /// something. One that finds no room speaks for its line, as all in it can go to the same replicas.
     pub fn pop<R>(&mut self, now: Instant, settings: &Settings, mut take: impl FnMut(&T) -> Option<R>) -> Option<(T, R)> {
         let is_oldests_turn = self.served % OLDEST_EACH == OLDEST_EACH - 1;
-        let mut candidates: Vec<Candidate<L>> = Vec::with_capacity(self.lines.len());
+        // One list for each priority (one for all in the turn of the oldest), the next one last.
+        let mut lists: BTreeMap<i32, Vec<Candidate<L>>> = BTreeMap::new();
         for (line, Line { classes, served_at }) in &mut self.lines {
             for (&priority, class) in classes {
                 let Some((number, next)) = class.next() else { continue };
                 let waited = now.saturating_duration_since(next.arrived);
-                candidates.push(Candidate { line: line.clone(), priority, served_at: *served_at, waited, number });
+                let served_at = if is_oldests_turn { 0 } else { *served_at };
+                let candidate = Candidate { line: line.clone(), priority, served_at, waited, number };
+                lists.entry(if is_oldests_turn { 0 } else { priority }).or_default().push(candidate);
             }
         }
-        candidates.sort_by_cached_key(|one| {
-            let rank = if is_oldests_turn { 0 } else { rank(one.priority, one.waited, settings.queue_aging) };
-            let class = if is_oldests_turn { 0 } else { one.priority };
-            let turn = if is_oldests_turn { 0 } else { one.served_at };
-            (rank, class, turn, Reverse(one.waited), one.number)
-        });
+        let standing = |list: i32, candidate: &Candidate<L>| Reverse((rank(list, candidate.waited, settings.queue_aging), list));
+        let mut best = BinaryHeap::with_capacity(lists.len());
+        for (&list, candidates) in &mut lists {
+            candidates.sort_by_key(|one| Reverse((one.served_at, Reverse(one.waited), one.number)));
+            best.extend(candidates.last().map(|candidate| standing(list, candidate)));
+        }
         let mut full: Vec<L> = Vec::new();
-        for candidate in candidates {
+        while let Some(Reverse((_, list))) = best.pop() {
+            let candidates = lists.get_mut(&list)?;
+            let candidate = candidates.pop()?;
+            best.extend(candidates.last().map(|candidate| standing(list, candidate)));
             if full.contains(&candidate.line) {
                 continue;
             }

@@ -86,7 +86,7 @@ pub(super) fn time(text: &str) -> Result<Duration, &'static str> {
         let zero = text.chars().all(|c| c == '0');
         return if zero { Ok(Duration::ZERO) } else { Err("has no unit, such as s or ms") };
     }
-    crate::units::time(text).ok_or("is not a time of sensible length")
+    crate::units::time(text)
 }
 
 /// A time in the largest of h, s, ms, ns that divides it. Not in minutes: timeouts are spoken of in seconds.

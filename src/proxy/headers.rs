@@ -142,7 +142,7 @@ pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, ProxyErro
     let Some(value) = values.next() else { return Ok(None) };
     let text = value.to_str().unwrap_or_default().trim();
     let seconds = || text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let time = seconds().or_else(|| units::time(text));
+    let time = seconds().or_else(|| units::time(text).ok());
     let time = time.filter(|time| !time.is_zero() && *time <= LONGEST_TIMEOUT && values.next().is_none());
     time.map(Some).ok_or(ProxyError::BadTimeout)
 }
