@@ -212,12 +212,13 @@ impl LiveFleet {
             self.changes.send_replace(());
             let outstanding = replica.outstanding();
             if draining {
-                tracing::info!(replica = name, outstanding, "replica {name} is drained by request; {outstanding} requests there go on");
+                tracing::info!(replica = name, outstanding, "replica {name} is drained by the API; in flight there: {outstanding}");
             } else {
-                tracing::info!(replica = name, "replica {name} is drained no longer");
+                let health = self.view.load().health(replica).map_or("", State::label);
+                tracing::info!(replica = name, health, "replica {name} is drained no longer; it is {health}");
             }
             if could_serve && !self.view.load().can_serve() {
-                tracing::warn!("no other replica is up; requests that no replica may take are answered with 503");
+                tracing::warn!("no replica is left that is up and not draining; where all are draining, requests are answered with 503");
             }
         }
         Ok(changed)
@@ -262,6 +263,13 @@ impl LiveFleet {
         let (name, before, after) = (replica.name(), change.before.label(), change.after.label());
         if has_left {
             tracing::info!(replica = name, before, after, why, "replica {name}, which has left the fleet, is {after}");
+        } else if change.before == State::Down && change.after == State::Suspect {
+            tracing::info!(
+                replica = name,
+                before,
+                after,
+                "replica {name} is {after}: its checks are good again, and a request is to show that it is well"
+            );
         } else if change.after == State::Up {
             tracing::info!(replica = name, before, after, "replica {name} is {after}");
         } else {
@@ -303,8 +311,22 @@ fn tell(before: &Membership, after: &Membership) {
         tracing::info!(replica, outstanding, "replica {replica} left the fleet; {outstanding} requests there go on");
     }
     for replica in after.replicas().iter().filter(|replica| !were.contains(&replica.incarnation())) {
-        let replica = replica.name();
-        tracing::info!(replica, "replica {replica} joined the fleet");
+        let (replica, address) = (replica.name(), &replica.spec().authority);
+        tracing::info!(replica, address, "replica {replica} joined the fleet, at {address}");
+    }
+    let drained = |membership: &Membership| -> HashSet<u64> {
+        membership.replicas().iter().filter(|replica| replica.spec().drain).map(|replica| replica.incarnation()).collect()
+    };
+    let (was_drained, is_drained) = (drained(before), drained(after));
+    for replica in after.replicas().iter().filter(|replica| were.contains(&replica.incarnation())) {
+        let (number, outstanding, replica) = (replica.incarnation(), replica.outstanding(), replica.name());
+        match (was_drained.contains(&number), is_drained.contains(&number)) {
+            (false, true) => {
+                tracing::info!(replica, outstanding, "replica {replica} is drained by the configuration; in flight there: {outstanding}")
+            }
+            (true, false) => tracing::info!(replica, "replica {replica} is drained by the configuration no longer"),
+            _ => {}
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::{Admin, Reloaded};
+use crate::fleet;
 use crate::live::DrainError;
 
 /// Names in an error text, at most: a fleet may have a thousand.
@@ -25,7 +26,8 @@ pub(super) async fn fleet(State(admin): State<Admin>) -> Response {
         json!({
             "name": spec.name,
             "address": spec.authority,
-            "state": view.state(replica).map(|state| state.label()),
+            "state": view.state(replica).map(fleet::State::label),
+            "health": view.health(replica).map(fleet::State::label),
             "draining": spec.drain || by_request,
             "drained_by": if spec.drain { Some("configuration") } else { by_request.then_some("api") },
             "outstanding": replica.outstanding(),
@@ -50,8 +52,11 @@ fn set_draining(admin: &Admin, name: &str, draining: bool) -> Response {
     match admin.fleet.drain(name, draining) {
         Ok(changed) => {
             let view = admin.fleet.view();
-            let outstanding = view.replicas().iter().find(|replica| replica.name() == name).map_or(0, |replica| replica.outstanding());
-            answer(StatusCode::OK, &json!({"name": name, "draining": draining, "changed": changed, "outstanding": outstanding}))
+            let replica = view.replicas().iter().find(|replica| replica.name() == name);
+            let outstanding = replica.map_or(0, |replica| replica.outstanding());
+            let health = replica.and_then(|replica| view.health(replica)).map(fleet::State::label);
+            let said = json!({"name": name, "draining": draining, "changed": changed, "outstanding": outstanding, "health": health});
+            answer(StatusCode::OK, &said)
         }
         Err(DrainError::Unknown(known)) => {
             let more = known.len().saturating_sub(MOST_NAMES);

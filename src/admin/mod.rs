@@ -100,6 +100,6 @@ async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
     } else if admin.fleet.view().can_serve() {
         (StatusCode::OK, "ready\n")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "no replica is up\n")
+        (StatusCode::SERVICE_UNAVAILABLE, "no replica can be used\n")
     }
 }

@@ -8,6 +8,9 @@ const WEIGHT: f64 = 0.1;
 /// The shortest and the longest time that a client is told to wait, in seconds. Clients follow no longer one than a minute.
 const RETRY_AFTER: (u64, u64) = (1, 60);
 
+/// What a gap is taken for where none is known yet, in seconds.
+const UNKNOWN: f64 = 1.0;
+
 /// The time between two waiting requests that go, of late.
 #[derive(Debug, Default)]
 pub struct Pace {
@@ -36,7 +39,7 @@ impl Pace {
     pub fn retry_after(&self, waiting: usize, now: Instant) -> u64 {
         let (least, most) = RETRY_AFTER;
         let still = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)).as_secs_f64();
-        let gap = self.gap.unwrap_or_default();
+        let gap = self.gap.unwrap_or(UNKNOWN);
         let gap = if waiting > 0 { gap.max(still) } else { gap };
         // A float becomes an integer by saturation.
         ((gap * waiting as f64).ceil() as u64).clamp(least, most)
@@ -55,7 +58,7 @@ mod tests {
     fn it_is_the_queue_by_the_pace() {
         let start = Instant::now();
         let mut pace = Pace::default();
-        assert_eq!(pace.retry_after(1_000, start), 1, "nothing is known");
+        assert_eq!([0, 7, 1_000].map(|waiting| pace.retry_after(waiting, start)), [1, 7, 60], "nothing is known");
         pace.begins(start);
         for step in 1..=100 {
             pace.went(after(start, f64::from(step) * 0.25));

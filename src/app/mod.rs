@@ -60,7 +60,7 @@ pub fn run(reading: Reading) -> Result<()> {
             }
         });
         tokio::select! {
-            name = stop.next() => tracing::info!("{name}: draining"),
+            name = stop.next() => tracing::info!(in_flight = running.in_flight(), "{name}: draining; requests in flight: {}", running.in_flight()),
             () = running.stopped() => bail!("serving ended by itself"),
         }
         running.drain();
@@ -125,6 +125,7 @@ pub struct Running {
     drain: watch::Sender<bool>,
     cut: CancellationToken,
     reloading: Reloading,
+    fleet: Arc<LiveFleet>,
     serving: JoinHandle<()>,
     /// Probes and the admin port, which work until the last request has ended.
     _tasks: JoinSet<()>,
@@ -139,6 +140,11 @@ impl Running {
     /// Turns not ready and, after the drain delay, ends requests in good order, within the drain timeout.
     pub fn drain(&self) {
         self.drain.send_replace(true);
+    }
+
+    /// Requests in flight on all replicas.
+    pub fn in_flight(&self) -> u64 {
+        self.fleet.view().replicas().iter().map(|replica| replica.outstanding()).sum()
     }
 
     /// Resolves when the last request has ended, or has been cut off.
@@ -208,6 +214,7 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let (admin_server, admin_server_now) = watch::channel(reload::admin_server(&config));
     tasks.spawn(server::serve(admin_listener, admin_routes, admin_server_now, None, pending()));
 
+    let fleet_now = Arc::clone(&fleet);
     let parties = Parties { fleet, metrics: Arc::clone(&metrics), draining: draining.clone(), cut: cut.clone(), admin };
     let proxy = Proxy::new(rules(&config, None), parties);
     tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
@@ -216,11 +223,11 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, server_now, connections, draining, cut.clone()));
 
     let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, log };
-    tasks.spawn(Reloader { config, reading, live, metrics, requests }.run());
+    tasks.spawn(Reloader { config, reading, live, metrics, requests, is_refused: false }.run());
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
     tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}; replicas: {fixed}{discovered}");
-    Ok(Running { traffic, admin, drain, cut, reloading, serving, _tasks: tasks })
+    Ok(Running { traffic, admin, drain, cut, reloading, fleet: fleet_now, serving, _tasks: tasks })
 }
 
 /// What requests go by; the chooser is kept where its settings have not changed, with all that it has learnt.
@@ -256,6 +263,7 @@ async fn serve_until_drained(
         () = sleep(delay) => {}
         () = cut.cancelled() => {}
     }
+    tracing::info!("no longer taking requests on open connections; those in flight have {limit:?} (drain_timeout)");
     drop(stopping);
     tokio::select! {
         () = &mut serving => return,

@@ -39,6 +39,8 @@ pub(super) struct Reloader {
     pub(super) live: Live,
     pub(super) metrics: Arc<Metrics>,
     pub(super) requests: mpsc::Receiver<oneshot::Sender<Reloaded>>,
+    /// Whether the file was refused when it was last read.
+    pub(super) is_refused: bool,
 }
 
 /// Two looks at a file: what was acted upon, and what was seen last if that is something else.
@@ -112,15 +114,19 @@ impl Reloader {
         };
         match outcome {
             Ok(Reloaded::Done { applied, needs_restart }) => {
+                if std::mem::take(&mut self.is_refused) {
+                    tracing::info!("the configuration file is right again");
+                }
                 self.metrics.reloaded(if applied.is_empty() { Reload::Unchanged } else { Reload::Applied });
                 tell(&applied, &needs_restart);
                 Reloaded::Done { applied, needs_restart }
             }
             Ok(other) => other,
             Err(errors) => {
+                self.is_refused = true;
                 self.metrics.reloaded(Reload::Refused);
                 let count = errors.len();
-                tracing::error!(errors = count, "the configuration is not reloaded and nothing has changed, as it has {count} errors:");
+                tracing::error!(errors = count, "the configuration is not reloaded and nothing has changed; errors: {count}");
                 for error in &errors {
                     tracing::error!("{error}");
                 }

@@ -129,7 +129,6 @@ impl Fleet {
             let state = self.health.get(&replica.incarnation()).map_or(State::Unknown, Health::state);
             (replica.incarnation(), if self.is_draining(replica) { State::Draining } else { state })
         };
-        let down = self.health.iter().chain(&self.departed).filter(|(_, health)| health.state() == State::Down);
         Snapshot {
             all: pool(all),
             by_model: by_model.iter().map(|(model, group)| (model.clone(), pool(group))).collect(),
@@ -138,7 +137,7 @@ impl Fleet {
             replicas: Arc::clone(replicas),
             complete: *complete,
             states: replicas.iter().map(state).collect(),
-            down: down.map(|(&number, _)| number).collect(),
+            health: self.health.iter().chain(&self.departed).map(|(&number, health)| (number, health.state())).collect(),
         }
     }
 }

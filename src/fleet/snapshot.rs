@@ -1,7 +1,7 @@
 //! An immutable picture of the fleet: who is there, in which state, in which pools. One is loaded for each choice.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -154,8 +154,8 @@ pub enum PoolName {
 pub struct Snapshot {
     pub(super) replicas: Members,
     pub(super) states: HashMap<u64, State>,
-    /// Those who are down, be they in the fleet, draining, or on their way out of it.
-    pub(super) down: HashSet<u64>,
+    /// How they are, be they in the fleet, draining, or on their way out of it.
+    pub(super) health: HashMap<u64, State>,
     /// Whether the picture of who serves what is whole.
     pub(super) complete: bool,
     /// All replicas: for requests that name no model.
@@ -181,7 +181,12 @@ impl Snapshot {
 
     /// Whether a replica is down, be it in the fleet or on its way out of it: who waits there waits in vain.
     pub fn is_out(&self, replica: &Replica) -> bool {
-        self.down.contains(&replica.incarnation())
+        self.health(replica) == Some(State::Down)
+    }
+
+    /// How a replica is, whether or not it is draining; `None` where nobody knows any more.
+    pub fn health(&self, replica: &Replica) -> Option<State> {
+        self.health.get(&replica.incarnation()).copied()
     }
 
     /// Whether any replica can be used.

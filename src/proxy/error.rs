@@ -76,7 +76,7 @@ pub(super) enum ProxyError {
     Draining,
     #[error("no first byte came from the replica within {0:?}")]
     FirstByteTimeout(Duration),
-    #[error("no first byte came from the replica within {0:?}, which is what the request's {TIMEOUT_HEADER} allows")]
+    #[error("no first byte of an answer came within {0:?}, which is what the request's {TIMEOUT_HEADER} allows")]
     TimeoutExceeded(Duration),
 }
 

@@ -189,10 +189,11 @@ impl Admission {
         let clients = caller.timeout.map(|(by, _)| by);
         let result = tokio::select! {
             biased;
+            // What is cut off makes room, which is for nobody any more.
+            () = cut.cancelled() => Err(ProxyError::Draining),
             told = &mut place.told => Ok(told.ok().flatten()),
             () = until(clients) => Err(ProxyError::TimeoutExceeded(caller.timeout.map(|(_, limit)| limit).unwrap_or_default())),
             () = until(limit) => Err(self.refuse(&self.lock(), QueueBound::Time)),
-            () = cut.cancelled() => Err(ProxyError::Draining),
         };
         record.ends_waiting();
         result
