@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import pathlib
 import resource
 import signal
@@ -22,6 +23,8 @@ SERVERS, CLIENTS = 4, 2
 # Streams that begin in a second, all clients together.
 RAMP = 400
 H2_STREAMS = 100
+H1_ONLY = os.environ.get("ONLY") == "h1"
+PROTOCOLS = "all over HTTP/1.1" if H1_ONLY else f"half over HTTP/1.1, half over h2c ({H2_STREAMS} to a connection)"
 BODY = '{"model":"m","stream":true,"messages":[{"role":"user","content":"stream %d"}]}'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -87,11 +90,11 @@ async def over_h2(connection, number):
 
 
 async def ask(port, count, first, rate):
-    """Every second stream over each protocol; prints how they ended."""
+    """Every second stream over each protocol, or all over HTTP/1.1; prints how they ended."""
     tasks, connection = [], None
     begin = time.monotonic()
     for number in range(count):
-        if number % 2:
+        if number % 2 and not H1_ONLY:
             if connection is None or connection.next > 2 * H2_STREAMS:
                 connection = await H2.open("127.0.0.1", port)
                 # The server's settings come before the first streams are counted against them.
@@ -148,7 +151,7 @@ async def measure(arguments, folder):
     rows = [[when, f"{memory / 2**20:.1f} MiB", files, threads] for when, (memory, files, threads) in looks.items()]
     print(text(["", "memory", "descriptors", "threads"], rows))
     whole = sum(result["whole"] for result in results)
-    print(f"\n{share * CLIENTS} streams, {most} at one time, {whole} whole, half over HTTP/1.1, half over h2c ({H2_STREAMS} to a connection)")
+    print(f"\n{share * CLIENTS} streams, {most} at one time, {whole} whole, {PROTOCOLS}")
     if plateau:
         print(f"the router's memory per stream: {(at_once[0] - before[0]) / (share * CLIENTS) / 1024:.1f} KiB")
     problems = [one for result in results for one in result["problems"]]
@@ -177,7 +180,7 @@ def main():
         name, *rest = arguments.role
         asyncio.run({"serve": serve, "ask": ask}[name](*rest))
         return
-    needed = arguments.streams * 3 // 2 + 500
+    needed = arguments.streams * (4 if H1_ONLY else 3) // 2 + 500
     if needed > hard:
         sys.exit(f"{arguments.streams} streams need {needed} descriptors in the router, and this machine allows {hard} for a process")
     with tempfile.TemporaryDirectory(prefix="streams-") as folder:
