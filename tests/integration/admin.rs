@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::answers::ok;
 use crate::client::{Client, Response};
 use crate::replica::Replica;
-use crate::support::{Router, Setting, api};
+use crate::support::{Router, Setting, api, eventually};
 
 /// What needs to be allowed, and what it answers then.
 const CLOSED: [(&str, &str, u16); 4] = [
@@ -127,12 +127,14 @@ async fn the_fleet_as_it_is() {
     );
     let router = Router::start_with(&list.replace("b/1 x%", "b/1%"), &[]).await;
     router.has_state("a", "up").await;
+    let health = async || router.api("GET", "/api/v1/fleet").await.1["replicas"][1]["health"].clone();
+    eventually("a draining replica's health", async || health().await == "down").await;
     let (status, fleet) = router.api("GET", "/api/v1/fleet").await;
     assert_eq!(status, 200);
     let expected = json!({"replicas": [
-        {"name": "a", "address": a.addr.to_string(), "state": "up", "draining": false, "drained_by": null, "outstanding": 0, "weight": 3,
+        {"name": "a", "address": a.addr.to_string(), "state": "up", "health": "up", "draining": false, "drained_by": null, "outstanding": 0, "weight": 3,
          "models": ["m", "n"]},
-        {"name": "b/1%", "address": b.addr.to_string(), "state": "draining", "draining": true, "drained_by": "configuration",
+        {"name": "b/1%", "address": b.addr.to_string(), "state": "draining", "health": "down", "draining": true, "drained_by": "configuration",
          "outstanding": 0, "weight": 1, "models": []},
     ]});
     assert_eq!(fleet, expected);
