@@ -4,9 +4,9 @@
 //! | --- | --- | --- |
 //! | `GET /metrics` | for Prometheus | anybody who can connect |
 //! | `GET /live`, `GET /ready` | for probes | anybody who can connect |
-//! | `GET /api/v1/fleet` | the replicas as they are now | see [`auth`] |
-//! | `POST /api/v1/replicas/{name}/drain`, `…/undrain` | no new requests for one replica, or some again | see [`auth`] |
-//! | `POST /api/v1/reload` | the configuration file is read again | see [`auth`] |
+//! | `GET /api/v1/fleet` | the replicas as they are now | see `auth.rs` |
+//! | `POST /api/v1/replicas/{name}/drain`, `…/undrain` | no new requests for one replica, or some again | see `auth.rs` |
+//! | `POST /api/v1/reload` | the configuration file is read again | see `auth.rs` |
 //!
 //! Nothing here shows a prompt or a secret. What a drain or a reload does is not decided here.
 
@@ -72,7 +72,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// The admin port's paths. Whatever is added here is closed to strangers, unless [`auth`] opens it; what is not here is a 404 for all.
+    /// The admin port's paths. Whatever is added here is closed to strangers, unless `auth.rs` opens it; what is not here is a 404 for all.
     pub fn routes(self) -> Router {
         Router::new()
             .route("/metrics", get(metrics))
