@@ -65,7 +65,9 @@ impl Serving {
         let mut found = None;
         eventually("the log names both addresses", async || {
             let lines = log.lock().expect("no panic under the lock").join("\n");
-            let mut ours: Vec<SocketAddr> = addresses(&lines);
+            // Other lines name replicas.
+            let told = lines.lines().find(|line| line.contains("listening on")).unwrap_or_default();
+            let mut ours: Vec<SocketAddr> = addresses(told);
             ours.retain(|addr| addr.port() != 0 && replicas.iter().all(|replica| replica.addr != *addr));
             ours.dedup();
             if ours.len() >= 2 {
