@@ -6,6 +6,7 @@ import socket
 import struct
 
 from rig.asks import MARK
+from rig.listener import Listener
 from rig.processes import free_port
 
 LINGER_0 = struct.pack("ii", 1, 0)
@@ -19,21 +20,13 @@ def chunk(data):
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-class Broken:
+class Broken(Listener):
     """Answers health checks, and does to every other request what `behave(writer)` does."""
 
     def __init__(self, name, behave):
-        self.name, self.behave = name, behave
-        self.host, self.port = "127.0.0.1", free_port()
+        super().__init__(name)
+        self.behave = behave
         self.met = 0
-        self.server = None
-
-    @property
-    def url(self):
-        return f"http://{self.host}:{self.port}"
-
-    async def start(self):
-        self.server = await asyncio.start_server(self.serve, self.host, self.port)
 
     async def serve(self, reader, writer):
         try:
@@ -52,10 +45,6 @@ class Broken:
             pass
         finally:
             writer.close()
-
-    def kill(self):
-        if self.server:
-            self.server.close()
 
 
 async def reset(writer):

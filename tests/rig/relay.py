@@ -3,26 +3,18 @@
 import asyncio
 import contextlib
 
-from rig.processes import free_port
+from rig.listener import Listener
 
 
-class Relay:
+class Relay(Listener):
     """In front of a replica. `delay`: each piece arrives so much later. `trickle`: in pieces of so many bytes. `stall`: sometimes nothing comes for so long."""
 
     def __init__(self, replica, delay=0.0, trickle=0, stall=0.0, stall_every=20):
-        self.replica, self.name = replica, replica.name
-        self.host, self.port = "127.0.0.1", free_port()
+        super().__init__(replica.name)
+        self.replica = replica
         self.delay, self.trickle, self.stall, self.stall_every = delay, trickle, stall, stall_every
         self.pieces = 0
-        self.server = None
         self.sides = set()
-
-    @property
-    def url(self):
-        return f"http://{self.host}:{self.port}"
-
-    async def start(self):
-        self.server = await asyncio.start_server(self.serve, self.host, self.port)
 
     async def serve(self, reader, writer):
         try:
@@ -83,7 +75,6 @@ class Relay:
         return [*slow, data[40 * self.trickle :]] if len(data) > 40 * self.trickle else slow
 
     def kill(self):
-        if self.server:
-            self.server.close()
+        super().kill()
         for side in self.sides:
             side.transport.abort()
