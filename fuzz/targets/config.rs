@@ -1,7 +1,4 @@
 #![no_main]
 //! See `tests/fuzz/config.rs`.
 
-#[path = "../../tests/fuzz/config.rs"]
-mod config;
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| config::check(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| prefix_router_fuzz::config(data));
