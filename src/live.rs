@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -206,10 +206,7 @@ impl LiveFleet {
         };
         if changed {
             inner.fleet.set_draining(name, draining, Instant::now());
-            let could_serve = self.view.load().can_serve();
-            self.publish(&inner.fleet);
-            drop(inner);
-            self.changes.send_replace(());
+            let was_the_last = self.publish(inner);
             let outstanding = replica.outstanding();
             if draining {
                 tracing::info!(replica = name, outstanding, "replica {name} is drained by the API; in flight there: {outstanding}");
@@ -217,7 +214,7 @@ impl LiveFleet {
                 let health = self.view.load().health(replica).map_or("", State::label);
                 tracing::info!(replica = name, health, "replica {name} is drained no longer; it is {health}");
             }
-            if could_serve && !self.view.load().can_serve() {
+            if was_the_last {
                 tracing::warn!("no replica is left that is up and not draining; where all are draining, requests are answered with 503");
             }
         }
@@ -233,14 +230,11 @@ impl LiveFleet {
     pub fn report(&self, replica: &Replica, outcome: Outcome, why: &str) {
         let mut inner = self.inner();
         let Some(change) = inner.fleet.observe(replica, outcome, Instant::now(), rand::rng().random()) else { return };
-        let could_serve = self.view.load().can_serve();
-        self.publish(&inner.fleet);
-        drop(inner);
-        self.changes.send_replace(());
+        let was_the_last = self.publish(inner);
         if change.before != change.after {
             self.tell_state(replica, change, why);
         }
-        if could_serve && !self.view.load().can_serve() {
+        if was_the_last {
             tracing::error!("no replica is up any more; requests are tried nevertheless, and checks go on");
         }
     }
@@ -252,10 +246,15 @@ impl LiveFleet {
         }
     }
 
-    /// Draws the picture anew, with everybody who is in it.
-    fn publish(&self, fleet: &Fleet) {
-        let upstreams = Arc::clone(&self.view.load().upstreams);
-        self.view.store(Arc::new(View { snapshot: fleet.snapshot(), upstreams }));
+    /// Draws the picture anew, with everybody who is in it. Whether there was somebody before who could serve, and is nobody now.
+    fn publish(&self, inner: MutexGuard<'_, Inner>) -> bool {
+        let before = self.view.load_full();
+        let snapshot = inner.fleet.snapshot();
+        let was_the_last = before.can_serve() && !snapshot.can_serve();
+        self.view.store(Arc::new(View { snapshot, upstreams: Arc::clone(&before.upstreams) }));
+        drop(inner);
+        self.changes.send_replace(());
+        was_the_last
     }
 
     fn tell_state(&self, replica: &Replica, change: Change, why: &str) {
@@ -277,7 +276,7 @@ impl LiveFleet {
         }
     }
 
-    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
         // Nothing panics while it holds this lock; were it to, the fleet would still be sound.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

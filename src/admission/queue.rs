@@ -89,7 +89,7 @@ impl<L: Ord + Clone, T> Queue<L, T> {
     }
 
     /// Whether one more request with so many bytes may wait. Bounds hold for whoever comes: those who wait already stay, whatever is set meanwhile.
-    pub fn room_for(&self, size: usize, settings: &Settings) -> Result<(), Full> {
+    fn room_for(&self, size: usize, settings: &Settings) -> Result<(), Full> {
         if self.requests >= settings.queue_max_requests {
             Err(Full::Requests)
         } else if self.bytes.saturating_add(size) > settings.queue_max_bytes {

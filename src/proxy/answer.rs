@@ -81,6 +81,11 @@ impl Answer {
 }
 
 impl Patience {
+    /// The client's own limit for a request that began then.
+    pub(super) fn of_client(begun: std::time::Instant, limit: Duration) -> Self {
+        Self { by: (begun + limit).into(), limit, is_clients: true }
+    }
+
     /// Resolves when it is over; `None` never is.
     pub(super) async fn over(patience: Option<Self>) -> Self {
         match patience {

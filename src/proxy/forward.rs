@@ -57,7 +57,7 @@ pub(super) struct Forward<'a> {
     /// Whether sending it again does no harm even where a replica has seen it.
     repeatable: bool,
     /// The client's own limit, from its request's head to the first byte.
-    timeout: Option<(Instant, Duration)>,
+    clients: Option<Patience>,
     tried: Vec<Arc<Replica>>,
     /// Since when it is on its way: where it has to wait again, it does so as one that came then.
     arrived: std::time::Instant,
@@ -70,10 +70,10 @@ impl<'a> Forward<'a> {
         outgoing: &'a Outgoing,
         ask: &'a Ask,
         surface: Surface,
-        timeout: Option<(Instant, Duration)>,
+        clients: Option<Patience>,
     ) -> Self {
         let repeatable = surface.is_inference() || outgoing.method.is_safe();
-        Self { proxy, rules, outgoing, ask, surface, repeatable, timeout, tried: Vec::new(), arrived: now() }
+        Self { proxy, rules, outgoing, ask, surface, repeatable, clients, tried: Vec::new(), arrived: now() }
     }
 
     /// Brings the answer of the first replica that gives one.
@@ -134,7 +134,7 @@ impl<'a> Forward<'a> {
             settings: &self.rules.admission,
             size: self.outgoing.body.len(),
             arrived: self.arrived,
-            timeout: self.timeout,
+            clients: self.clients,
         };
         self.proxy.admission.admit(caller, &self.proxy.parties.cut, record).await
     }
@@ -204,7 +204,7 @@ impl<'a> Forward<'a> {
 
     /// Whether the settings allow a further try.
     fn may_retry(&self) -> bool {
-        let is_in_time = self.timeout.is_none_or(|(by, _)| Instant::now() < by);
+        let is_in_time = self.clients.is_none_or(|clients| Instant::now() < clients.by);
         self.tried.len() <= self.settings().retries as usize && self.is_replayable() && is_in_time
     }
 
@@ -215,16 +215,14 @@ impl<'a> Forward<'a> {
 
     /// Whether a replica that was not tried yet, and is `good`, could be chosen.
     fn is_another(&self, good: impl Fn(&Snapshot, &Replica) -> bool) -> bool {
-        let view = self.proxy.parties.fleet.view();
-        let pool = view.pool(self.ask.model.as_deref());
-        pool.is_some_and(|pool| Candidates::new(pool, &self.tried, now()).iter().any(|other| good(&view, other)))
+        self.is_another_below(None, good)
     }
 
-    /// Whether a replica that was not tried yet would take it now.
-    fn has_room(&self) -> bool {
+    /// The same among those with fewer than `limit` in flight.
+    fn is_another_below(&self, limit: Option<u64>, good: impl Fn(&Snapshot, &Replica) -> bool) -> bool {
         let view = self.proxy.parties.fleet.view();
-        let candidates = view.pool(self.ask.model.as_deref()).map(|pool| Candidates::new(pool, &self.tried, now()));
-        candidates.is_some_and(|candidates| candidates.below(self.rules.admission.limit()).iter().next().is_some())
+        let pool = view.pool(self.ask.model.as_deref());
+        pool.is_some_and(|pool| Candidates::new(pool, &self.tried, now()).below(limit).iter().any(|other| good(&view, other)))
     }
 
     /// One try, from sending to the first byte.
@@ -244,8 +242,7 @@ impl<'a> Forward<'a> {
     fn patience(&self) -> Option<Patience> {
         let limit = self.settings().first_byte_timeout;
         let own = (!limit.is_zero()).then(|| Patience { by: Instant::now() + limit, limit, is_clients: false });
-        let clients = self.timeout.map(|(by, limit)| Patience { by, limit, is_clients: true });
-        own.into_iter().chain(clients).min_by_key(|patience| patience.by)
+        own.into_iter().chain(self.clients).min_by_key(|patience| patience.by)
     }
 
     /// Sends, and holds the head until the first piece of the body is here: an engine sends the head of a stream before it has done anything for it,
@@ -300,7 +297,7 @@ impl<'a> Forward<'a> {
         loop {
             // One that has left the fleet ends what it has begun, and is out only when its checks fail as any other's.
             // It keeps its place there until there is another one.
-            let is_lost = self.is_lost(replica) && self.has_room();
+            let is_lost = self.is_lost(replica) && self.is_another_below(self.rules.admission.limit(), |_, _| true);
             if is_lost && self.may_spend() {
                 return;
             }

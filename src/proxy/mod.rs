@@ -37,7 +37,7 @@ use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
 
 use admission::{Admission, Slot};
-use answer::Answer;
+use answer::{Answer, Patience};
 use body::Inbound;
 use budget::Budget;
 use buffers::Buffers;
@@ -222,7 +222,7 @@ impl Proxy {
         let identifier = headers::identifier(&head.headers)?;
         // Where nobody waits it means nothing here, and passes whatever it is.
         let priority = if rules.admission.is_on() { headers::priority(&head.headers)? } else { None };
-        let timeout = headers::timeout(&head.headers)?.map(|time| ((record.begun() + time).into(), time));
+        let patience = headers::timeout(&head.headers)?.map(|limit| Patience::of_client(record.begun(), limit));
         if head.method != Method::OPTIONS
             && let Some(own) = local::answer(self, surface, &head).await
         {
@@ -239,7 +239,7 @@ impl Proxy {
 
         let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
         headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
-        Ok(match Forward::new(self, rules, &outgoing, &ask, surface, timeout).run(record).await? {
+        Ok(match Forward::new(self, rules, &outgoing, &ask, surface, patience).run(record).await? {
             Forwarded::Answer(answer, slot) => Reply::Begun(answer, slot),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
         })

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 
-use super::metrics::{CLIENT_GONE, Metrics, RetryCause};
+use super::labels::RetryCause;
+use super::metrics::{CLIENT_GONE, Metrics};
 use crate::request::Surface;
 use crate::routing::Reason;
 

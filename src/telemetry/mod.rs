@@ -1,6 +1,7 @@
 //! What the outside sees of the router's work: metrics, and logs without a word of any prompt.
 
 mod access_log;
+mod labels;
 mod metrics;
 
 use std::io::IsTerminal;
@@ -10,7 +11,8 @@ use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 pub use access_log::Record;
-pub use metrics::{Limit, Metrics, QueueBound, Reload, RetryCause, UpstreamError};
+pub use labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError};
+pub use metrics::Metrics;
 
 /// Logs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::answer::Patience;
 use super::error::ProxyError;
 use crate::admission::{Entry, Full, Pace, Queue, Settings, Ticket};
 use crate::fleet::{Lease, PoolName, Replica, Trial};
@@ -85,7 +86,7 @@ pub(super) struct Caller<'a> {
     /// Since when it is on its way.
     pub(super) arrived: std::time::Instant,
     /// The client's own limit, from its request's head to the first byte.
-    pub(super) timeout: Option<(Instant, Duration)>,
+    pub(super) clients: Option<Patience>,
 }
 
 /// All that must be known of a request to choose for it while its own task sleeps.
@@ -186,13 +187,12 @@ impl Admission {
         };
         record.begins_waiting();
         let limit = (!settings.queue_timeout.is_zero()).then(|| Instant::now() + settings.queue_timeout);
-        let clients = caller.timeout.map(|(by, _)| by);
         let result = tokio::select! {
             biased;
             // What is cut off makes room, which is for nobody any more.
             () = cut.cancelled() => Err(ProxyError::Draining),
             told = &mut place.told => Ok(told.ok().flatten()),
-            () = until(clients) => Err(ProxyError::TimeoutExceeded(caller.timeout.map(|(_, limit)| limit).unwrap_or_default())),
+            over = Patience::over(caller.clients) => Err(over.error()),
             () = until(limit) => Err(self.refuse(&self.lock(), QueueBound::Time)),
         };
         record.ends_waiting();

@@ -51,11 +51,11 @@ impl Scene {
     }
 
     /// A request that has tried to get in once. It waits no longer when it is dropped.
-    fn ask(&self, timeout: Option<(Instant, Duration)>) -> Admitted<'_> {
+    fn ask(&self, clients: Option<Patience>) -> Admitted<'_> {
         let arrived = Instant::now().into_std();
         let mut admitted: Admitted<'_> = Box::pin(async move {
             let ask = Ask::default();
-            let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, timeout };
+            let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, clients };
             let mut record = Record::new(Arc::clone(&self.admission.metrics), hyper::Method::POST, "/");
             self.admission.admit(caller, &self.cut, &mut record).await
         });
@@ -67,7 +67,7 @@ impl Scene {
     fn get(&self) -> Chosen {
         let arrived = Instant::now().into_std();
         let ask = Ask::default();
-        let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, timeout: None };
+        let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, clients: None };
         match self.admission.enter(caller) {
             Ok(Ok(Some(chosen))) => chosen,
             _ => panic!("there is no room"),
@@ -135,8 +135,8 @@ async fn waiting_ends_by_the_earlier_of_timeout_and_deadline() {
     let _first = scene.get();
     for (clients, expected) in [(None, 30), (Some(10), 10), (Some(60), 30)] {
         let begun = Instant::now();
-        let timeout = clients.map(Duration::from_secs).map(|limit| (begun + limit, limit));
-        match scene.ask(timeout).await {
+        let clients = clients.map(Duration::from_secs).map(|limit| Patience::of_client(begun.into_std(), limit));
+        match scene.ask(clients).await {
             Err(ProxyError::QueueTimeout { .. }) => assert_eq!(expected, 30),
             Err(ProxyError::TimeoutExceeded(limit)) => assert_eq!((limit.as_secs(), expected), (10, 10)),
             _ => panic!("it got something"),
@@ -166,7 +166,7 @@ async fn who_is_refused_is_told_when_by_the_pace_of_the_queue() {
     }
     let ask = Ask::default();
     let arrived = Instant::now().into_std();
-    let caller = Caller { ask: &ask, tried: &[], chooser: &scene.chooser, settings: &scene.settings, size: 0, arrived, timeout: None };
+    let caller = Caller { ask: &ask, tried: &[], chooser: &scene.chooser, settings: &scene.settings, size: 0, arrived, clients: None };
     let Err(ProxyError::QueueFull { bound, retry_after }) = scene.admission.enter(caller) else { panic!("there is room") };
     assert_eq!((bound, retry_after), ("queue_max_requests", 6));
 }
@@ -182,7 +182,7 @@ async fn under_many_threads_limits_hold_and_everybody_is_served() {
             for round in 0..500 {
                 let arrived = Instant::now().into_std();
                 let (chooser, settings) = (&scene.chooser, &scene.settings);
-                let caller = Caller { ask: &ask, tried: &[], chooser, settings, size: 1, arrived, timeout: None };
+                let caller = Caller { ask: &ask, tried: &[], chooser, settings, size: 1, arrived, clients: None };
                 let mut record = Record::new(Arc::clone(&scene.admission.metrics), hyper::Method::POST, "/");
                 let admitted = scene.admission.admit(caller, &scene.cut, &mut record);
                 if round % 5 == 0 {

@@ -1,0 +1,194 @@
+//! Labels that come from closed lists, so that no client can add a series.
+//!
+//! What is counted under them is `metrics`' business.
+
+/// What kept a request from waiting, or from waiting longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueBound {
+    /// `queue_max_requests`.
+    Requests,
+    /// `queue_max_bytes`.
+    Bytes,
+    /// `queue_timeout`.
+    Time,
+}
+
+impl QueueBound {
+    pub(super) const ALL: [Self; 3] = [Self::Requests, Self::Bytes, Self::Time];
+
+    /// The label in metrics: the key that sets it.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Requests => "queue_max_requests",
+            Self::Bytes => "queue_max_bytes",
+            Self::Time => "queue_timeout",
+        }
+    }
+}
+
+/// Why a request was sent once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryCause {
+    /// No connection was made.
+    Connect,
+    /// The connection broke before the first byte.
+    Broke,
+    /// The replica answered 429 or 503.
+    Busy,
+    /// The replica was taken out while the request waited there.
+    Ejected,
+    /// A kept connection had died; a fresh one to the same replica was tried, which is not a further try.
+    Stale,
+}
+
+impl RetryCause {
+    pub(super) const ALL: [Self; 5] = [Self::Connect, Self::Broke, Self::Busy, Self::Ejected, Self::Stale];
+
+    /// The label in metrics and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Broke => "broke",
+            Self::Busy => "busy",
+            Self::Ejected => "ejected",
+            Self::Stale => "stale",
+        }
+    }
+}
+
+/// How a replica failed a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpstreamError {
+    /// No connection was made.
+    Connect,
+    /// The connection broke, before or after the first byte.
+    Broke,
+    /// No first byte in time.
+    FirstByteTimeout,
+    /// No first byte within the client's own time, which says nothing of the replica.
+    ClientTimeout,
+    /// No further byte in time.
+    IdleTimeout,
+    /// It was taken out while the request waited there.
+    Ejected,
+    /// 429 or 503.
+    Busy,
+    /// Another 5xx.
+    Status5xx,
+}
+
+impl UpstreamError {
+    pub(super) const ALL: [Self; 8] = [
+        Self::Connect,
+        Self::Broke,
+        Self::FirstByteTimeout,
+        Self::ClientTimeout,
+        Self::IdleTimeout,
+        Self::Ejected,
+        Self::Busy,
+        Self::Status5xx,
+    ];
+
+    /// The label in metrics and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Broke => "broke",
+            Self::FirstByteTimeout => "first_byte_timeout",
+            Self::ClientTimeout => "client_timeout",
+            Self::IdleTimeout => "idle_timeout",
+            Self::Ejected => "ejected",
+            Self::Busy => "busy",
+            Self::Status5xx => "status_5xx",
+        }
+    }
+}
+
+/// What a reload of the configuration came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reload {
+    /// Something was changed by it.
+    Applied,
+    /// Nothing was.
+    Unchanged,
+    /// There is an error, and all stays as it was.
+    Refused,
+}
+
+impl Reload {
+    pub(super) const ALL: [Self; 3] = [Self::Applied, Self::Unchanged, Self::Refused];
+
+    /// The label in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Applied => "applied",
+            Self::Unchanged => "unchanged",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// A limit of what comes from outside, called as the setting that sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Taking connections had to wait.
+    MaxConnections,
+    /// A head did not arrive in time, or nobody used an open connection for so long.
+    HeaderTimeout,
+    /// A client took nothing of its answer.
+    WriteTimeout,
+    /// A client of HTTP/2 took back too many requests at once.
+    H2MaxResets,
+    /// A head was too large.
+    MaxHeaderBytes,
+    /// A head had too many fields.
+    MaxHeaders,
+    /// A body was too large.
+    MaxBody,
+    /// A body was nested too deep, so that its bytes placed it.
+    MaxJsonDepth,
+    /// A body did not go on in time.
+    BodyTimeout,
+    /// A body was not complete in time.
+    BodyTotalTimeout,
+    /// A body had to wait for room in memory.
+    MaxBufferedBytes,
+    /// And waited in vain.
+    BufferTimeout,
+}
+
+impl Limit {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::MaxConnections,
+        Self::HeaderTimeout,
+        Self::WriteTimeout,
+        Self::H2MaxResets,
+        Self::MaxHeaderBytes,
+        Self::MaxHeaders,
+        Self::MaxBody,
+        Self::MaxJsonDepth,
+        Self::BodyTimeout,
+        Self::BodyTotalTimeout,
+        Self::MaxBufferedBytes,
+        Self::BufferTimeout,
+    ];
+
+    /// The setting's name, which is also the label in metrics.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::MaxConnections => "max_connections",
+            Self::HeaderTimeout => "header_timeout",
+            Self::WriteTimeout => "write_timeout",
+            Self::H2MaxResets => "h2_max_resets",
+            Self::MaxHeaderBytes => "max_header_bytes",
+            Self::MaxHeaders => "max_headers",
+            Self::MaxBody => "max_body",
+            Self::MaxJsonDepth => "max_json_depth",
+            Self::BodyTimeout => "body_timeout",
+            Self::BodyTotalTimeout => "body_total_timeout",
+            Self::MaxBufferedBytes => "max_buffered_bytes",
+            Self::BufferTimeout => "buffer_timeout",
+        }
+    }
+}
