@@ -1,5 +1,6 @@
 """Who is compared, and how each of them is installed and started."""
 
+import functools
 import glob
 import http.client
 import os
@@ -70,6 +71,7 @@ def build(crate):
     shell(["cargo", "build", "--release", "--locked", "--quiet", "--manifest-path", manifest], CARGO_TARGET_DIR=str(CACHE / "target"))
 
 
+@functools.cache
 def build_router():
     """Our binary, as it is released."""
     if "ROUTER" in os.environ:
@@ -250,10 +252,9 @@ def stat_fields(path):
 
 def ours(name="ours", workers=1, replica_urls=None, **settings):
     """Our router with everything on that it has in production: prefixes read, metrics, a log line for each request."""
-    binary = build_router()
 
     def command(target):
-        return [binary, "serve", "--listen", f"127.0.0.1:{target.port}", "--admin", f"127.0.0.1:{target.port + 100}"]
+        return [build_router(), "serve", "--listen", f"127.0.0.1:{target.port}", "--admin", f"127.0.0.1:{target.port + 100}"]
 
     settings = {"strategy": "prefix_aware", "access_log": "true", "worker_threads": workers, "replicas": ",".join(replica_urls or urls()), **settings}
     return Target(name, 8200, command, **{f"PREFIX_ROUTER_{key.upper()}": str(value) for key, value in settings.items()})

@@ -1,0 +1,49 @@
+//! What the choice of a replica costs, without any I/O. Run: `benches/run routing`, or `cargo bench --bench routing`.
+
+#[path = "rig/calibration.rs"]
+mod calibration;
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
+use prefix_router::request::{Key, Placement};
+use prefix_router::routing::{self, Candidates, Chooser};
+use prefix_router::units::Weight;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+
+fn choice(c: &mut Criterion) {
+    let mut group = c.benchmark_group("routing");
+    let chooser = Chooser::new(&routing::Settings::default());
+    for replicas in [2_usize, 64, 256, 1_000] {
+        let specs = (0..replicas).map(|index| ReplicaSpec {
+            name: format!("10.0.{}.{}:8000", index / 256, index % 256),
+            authority: String::new(),
+            weight: Weight::clamped(1),
+            models: Vec::new(),
+            drain: false,
+        });
+        let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
+        for replica in fleet.snapshot().replicas() {
+            fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
+        }
+        let snapshot = fleet.snapshot();
+        let Some(pool) = snapshot.pool(None) else { return };
+        let (mut rng, mut key, now) = (SmallRng::seed_from_u64(1), 0_u64, Instant::now());
+        group.bench_function(BenchmarkId::new("prefix_aware, home open", replicas), |b| {
+            b.iter(|| {
+                key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                chooser.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[], now), &mut rng)
+            });
+        });
+    }
+}
+
+fn calibration(c: &mut Criterion) {
+    c.bench_function("calibration", |b| b.iter(calibration::work));
+}
+
+criterion_group!(benches, calibration, choice);
+criterion_main!(benches);
