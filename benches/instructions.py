@@ -33,8 +33,8 @@ EVENT = b'data: {"id":"chatcmpl-0","choices":[{"index":0,"delta":{"content":" to
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def message(stream):
-    """The next message, whole; None at the end."""
+def message(stream, piece=lambda: None):
+    """The next message, whole; None at the end. `piece` is called after each chunk."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         line = stream.readline()
@@ -51,12 +51,15 @@ def message(stream):
         body += line + stream.read(int(line, 16) + 2)
         if int(line, 16) == 0:
             return head + body
+        piece()
 
 
 class Replicas:
     """So many addresses of this host, all one server."""
 
     def __init__(self, count):
+        # An event is sent when the client has the last one. Otherwise some would come together, on a busy machine others than on an idle one.
+        self.arrived = threading.Semaphore(0)
         self.listeners = [socket.create_server((f"127.0.{number // 250}.{number % 250 + 1}", 0)) for number in range(count)]
         self.urls = ["http://%s:%d" % listener.getsockname() for listener in self.listeners]
         for listener in self.listeners:
@@ -75,7 +78,9 @@ class Replicas:
                     connection.sendall(STREAM_HEAD)
                     for _ in range(EVENTS):
                         connection.sendall(b"%x\r\n%s\r\n" % (len(EVENT), EVENT))
+                        self.arrived.acquire()
                     connection.sendall(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+                    self.arrived.acquire()
                 else:
                     connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(JSON), JSON))
 
@@ -155,7 +160,7 @@ def measure(binary, case):
                 def ask(times):
                     for _ in range(times):
                         connection.sendall(request)
-                        answer = message(answers)
+                        answer = message(answers, replicas.arrived.release)
                         assert answer and answer.startswith(b"HTTP/1.1 200 "), answer
                     return router.count()
 

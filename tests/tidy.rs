@@ -313,7 +313,7 @@ fn links_lead_somewhere() {
     let files = |folder: &str| fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
     let mut pages: Vec<PathBuf> = files("docs").filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect();
     pages.extend(files("tests").map(|folder| folder.join("README.md")).filter(|page| page.is_file()));
-    pages.push(root.join("README.md"));
+    pages.extend(["README.md", "benches/README.md"].map(|page| root.join(page)));
     let (mut wrong, mut count) = (Vec::new(), 0);
     for page in &pages {
         let text = fs::read_to_string(page).unwrap();

@@ -3,10 +3,12 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use prefix_router::app::{self, Running};
 use prefix_router::config;
 use tokio::runtime::{Builder, Runtime};
@@ -14,7 +16,8 @@ use tokio::runtime::{Builder, Runtime};
 /// Longer than anything takes: only a broken router lets the client wait so long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Events of a stream before its `[DONE]`, each sent by itself.
+/// Events of a stream before its `[DONE]`. Each is sent when the client has the last one; otherwise some would come together, on a busy machine others
+/// than on an idle one.
 const EVENTS: usize = 16;
 
 /// What is asked again and again.
@@ -54,13 +57,15 @@ pub(crate) fn runtime() -> Result<Runtime> {
 pub(crate) struct Rig {
     client: TcpStream,
     answer: Vec<u8>,
+    arrived: SyncSender<()>,
     _running: Running,
 }
 
 impl Rig {
     /// Starts it in front of one replica, and asks until the replica is known to be up.
     pub(crate) fn start(runtime: &Runtime) -> Result<Self> {
-        let replica = serve()?;
+        let (arrived, arrivals) = sync_channel(2 * EVENTS);
+        let replica = serve(arrivals)?;
         let text = format!(
             "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nhealth_check_interval: 60s\nhealth_check_rise: 1\nslow_start: 0s\n\
              access_log: false\nreplicas: ['http://{replica}']\n"
@@ -71,7 +76,7 @@ impl Rig {
         let client = TcpStream::connect(running.traffic)?;
         client.set_nodelay(true)?;
         client.set_read_timeout(Some(PATIENCE))?;
-        let mut rig = Self { client, answer: Vec::with_capacity(64 << 10), _running: running };
+        let mut rig = Self { client, answer: Vec::with_capacity(64 << 10), arrived, _running: running };
         // Its first check may take a moment.
         let started = Instant::now();
         while rig.ask(&cases()[0]).is_err() {
@@ -86,10 +91,14 @@ impl Rig {
         self.client.write_all(&case.request)?;
         self.answer.clear();
         let mut piece = [0; 16 << 10];
+        let mut events = 0;
         loop {
             let count = self.client.read(&mut piece)?;
             ensure!(count > 0, "the router closed the connection");
             self.answer.extend_from_slice(&piece[..count]);
+            let before = events;
+            events = self.answer.windows(6).filter(|six| six == b"data: ").count();
+            (before..events).try_for_each(|_| self.arrived.send(()))?;
             if is_whole(&self.answer) {
                 break;
             }
@@ -105,19 +114,21 @@ impl Rig {
 }
 
 /// A replica; a thread for each connection.
-fn serve() -> Result<SocketAddr> {
+fn serve(arrivals: Receiver<()>) -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
+    let arrivals = Arc::new(Mutex::new(arrivals));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            thread::spawn(move || answer_all(stream));
+            let arrivals = Arc::clone(&arrivals);
+            thread::spawn(move || answer_all(stream, &arrivals));
         }
     });
     Ok(address)
 }
 
 /// Answers request after request, until the connection ends.
-fn answer_all(mut stream: TcpStream) -> Result<()> {
+fn answer_all(mut stream: TcpStream, arrivals: &Mutex<Receiver<()>>) -> Result<()> {
     stream.set_nodelay(true)?;
     let json = r#"{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"Hello"}}]}"#;
     let json = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{json}", json.len());
@@ -134,11 +145,14 @@ fn answer_all(mut stream: TcpStream) -> Result<()> {
             request.extend_from_slice(&piece[..count]);
         }
         if request.ends_with(b"\"stream\":true}") {
+            let Ok(arrivals) = arrivals.lock() else { bail!("a thread panicked") };
             stream.write_all(stream_head)?;
             for _ in 0..EVENTS {
                 stream.write_all(event.as_bytes())?;
+                arrivals.recv()?;
             }
             stream.write_all(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")?;
+            arrivals.recv()?;
         } else {
             stream.write_all(json.as_bytes())?;
         }
