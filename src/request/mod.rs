@@ -93,7 +93,7 @@ impl Ask {
     /// There is no wrong body: what cannot be read as the surface's JSON is placed by its raw bytes, and the engine judges it.
     pub fn read(surface: Surface, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Self {
         let long = LongStrings::default();
-        let understood = std::str::from_utf8(body).ok().and_then(|text| Fields::parse(text, &long).ok());
+        let understood = simdutf8::basic::from_utf8(body).ok().and_then(|text| Fields::parse(text, &long).ok());
         let family = surface.family().map(|family| if understood.is_some() { family } else { Family::Native });
         let fields = understood.unwrap_or_default();
         let too_deep = fields.depth > settings.max_json_depth && family.is_some_and(|family| family != Family::Native);
