@@ -215,14 +215,18 @@ impl Line {
 
     fn number(&mut self, name: &str, number: u64) {
         self.name(name);
-        self.put(format_args!("{number}"));
+        self.digits(number);
     }
 
     /// To the microsecond; more digits would only be noise.
     fn milliseconds(&mut self, name: &str, time: Duration) {
         self.name(name);
-        let micros = time.as_micros();
-        self.put(format_args!("{}.{:03}", micros / 1_000, micros % 1_000));
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.digits(micros / 1_000);
+        // A 1 before them keeps the leading zeros; the point takes its place.
+        let place = self.bytes.len();
+        self.digits(1_000 + micros % 1_000);
+        self.bytes[place] = b'.';
     }
 
     fn end(mut self) -> Vec<u8> {
@@ -241,6 +245,10 @@ impl Line {
         for part in [before, name.as_bytes(), after] {
             self.bytes.extend_from_slice(part);
         }
+    }
+
+    fn digits(&mut self, number: u64) {
+        self.bytes.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
     }
 
     fn quoted(&mut self, text: &str) {
