@@ -12,7 +12,7 @@ use crate::request::Key;
 /// largest of 64 stays within 5 % (4.5 deviations) whatever the names are.
 const POINTS: usize = 8_192;
 
-/// Points of the whole ring, at most: 17 MB with their index. Where the weights add up to more than 256, each replica has fewer points.
+/// Points of the whole ring, at most: 18 MB with their index. Where the weights add up to more than 256, each replica has fewer points.
 const MOST_POINTS: usize = 256 * POINTS;
 
 /// Points of a sector, on average, before the number of sectors is rounded up to a power of two: what one line of the cache holds.
