@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 
-use super::labels::RetryCause;
+use super::labels::{RetryCause, reason, route};
 use super::metrics::{CLIENT_GONE, Metrics};
 use crate::request::Surface;
 use crate::routing::Reason;
@@ -127,11 +127,10 @@ impl Drop for Record {
             Some(status) if self.complete => (status.as_u16(), self.error),
             _ => (STATUS_CLIENT_GONE, Some(CLIENT_GONE)),
         };
-        let route = self.surface.map_or("refused", Surface::label);
-        let reason = self.reason.map_or("none", Reason::label);
+        let (route, reason) = (route(self.surface), reason(self.reason));
         let whole = self.begun.elapsed();
         let first_byte = self.first_byte.map(|at| at - self.begun);
-        self.metrics.finished([route, reason], status, error, first_byte, whole);
+        self.metrics.finished((self.surface, self.reason), status, error, first_byte, whole);
         tracing::info!(
             target: TARGET,
             request_id = self.request_id,
