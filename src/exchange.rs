@@ -19,10 +19,14 @@ use hyper::{HeaderMap, Method, Response, StatusCode, Version};
 use memchr::{memchr, memmem};
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
+use tokio_util::io::poll_read_buf;
 
 /// The largest head of an answer, and how many fields it may have.
 const MAX_HEAD: usize = 512 << 10;
 const MAX_FIELDS: usize = 128;
+
+/// How many fields whoever passes the answer on may add without making room anew.
+const ADDED: usize = 4;
 
 /// The longest line about a chunk, and all that may stand behind the last one.
 const MAX_LINE: usize = 16 << 10;
@@ -60,7 +64,9 @@ impl Connection {
         Self { stream, ahead: BytesMut::new(), step: 0, searched: 0 }
     }
 
-    /// Whether a request can be sent: the server has neither closed the connection nor said something that nobody asked for.
+    /// Whether a request can be sent: the server has neither closed the connection nor said something that nobody asked for, as far as the runtime
+    /// has heard. (It is not the system that is asked: a read that brings less than it could leaves the connection marked as silent until there is
+    /// news.)
     pub fn is_open(&self) -> bool {
         let heard = self.stream.try_read(&mut [0]);
         self.ahead.is_empty() && heard.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
@@ -98,23 +104,15 @@ impl Connection {
 
     /// Reads what there is, and says how much it was; nothing is the end.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.stream.poll_read_ready(cx))?;
-            let room = STEPS[self.step];
-            self.ahead.reserve(room);
-            match self.stream.try_read_buf(&mut self.ahead) {
-                Ok(count) => {
-                    self.step = if count >= room {
-                        (self.step + 1).min(STEPS.len() - 1)
-                    } else {
-                        self.step.saturating_sub(usize::from(count < room / 2))
-                    };
-                    return Poll::Ready(Ok(count));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.let_go(),
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
+        let room = STEPS[self.step];
+        self.ahead.reserve(room);
+        let Poll::Ready(count) = poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.ahead)? else {
+            self.let_go();
+            return Poll::Pending;
+        };
+        self.step =
+            if count >= room { (self.step + 1).min(STEPS.len() - 1) } else { self.step.saturating_sub(usize::from(count < room / 2)) };
+        Poll::Ready(Ok(count))
     }
 
     /// The next `count` bytes of what was read, or as many as there are.
@@ -346,7 +344,7 @@ fn parse_head(ahead: &mut BytesMut, searched: &mut usize) -> Result<Option<respo
         response.extensions_mut().insert(reason);
     }
     let headers = response.headers_mut();
-    headers.reserve(parsed.headers.len());
+    headers.reserve(parsed.headers.len() + ADDED);
     let names: Vec<HeaderName> = parsed.headers.iter().filter_map(|field| HeaderName::from_bytes(field.name.as_bytes()).ok()).collect();
     if names.len() < parsed.headers.len() {
         return Err(malformed);

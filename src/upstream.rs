@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
-use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
-use hyper::{HeaderMap, Method, Response, StatusCode, Uri};
+use hyper::header::HeaderValue;
+use hyper::http::uri::PathAndQuery;
+use hyper::{Method, Response, StatusCode};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -47,9 +48,11 @@ pub struct Outgoing {
     /// The method.
     pub method: Method,
     /// Path and query, as the client wrote them.
-    pub target: Uri,
-    /// All headers that shall arrive, but for `Host` and the replica's own credentials.
-    pub headers: HeaderMap,
+    pub target: PathAndQuery,
+    /// All headers that shall arrive, written out, but for `Host` and credentials.
+    pub fields: Vec<u8>,
+    /// The caller's credentials, for replicas that have none of their own.
+    pub authorization: Vec<HeaderValue>,
     /// The whole body.
     pub body: Bytes,
 }
@@ -207,9 +210,8 @@ impl Upstream {
         authorization: Option<HeaderValue>,
         limit: usize,
     ) -> Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>> {
-        let headers = authorization.map(|value| (AUTHORIZATION, value)).into_iter().collect();
-        let target = Uri::builder().path_and_query(path).build()?;
-        let outgoing = Outgoing { method: Method::GET, target, headers, body: Bytes::new() };
+        let authorization = authorization.into_iter().collect();
+        let outgoing = Outgoing { method: Method::GET, target: path.parse()?, fields: Vec::new(), authorization, body: Bytes::new() };
         let (head, mut body) = self.send(&outgoing, true, || ()).await?.into_parts();
         let bytes = Limited::new(&mut body, limit).collect().await?.to_bytes();
         self.give_back(&mut body);
@@ -228,19 +230,20 @@ impl Upstream {
 
     /// The request's head, written out.
     fn head(&self, outgoing: &Outgoing) -> Bytes {
-        let target = outgoing.target.path_and_query().map_or("/", |target| target.as_str());
-        let own = self.terms.authorization.as_ref().map(|authorization| (&AUTHORIZATION, authorization));
-        let passed = outgoing.headers.iter().filter(|(name, _)| **name != HOST && (own.is_none() || **name != AUTHORIZATION));
-        let mut head = Vec::with_capacity(1_024);
-        for part in [outgoing.method.as_str(), " ", target, " HTTP/1.1\r\n"] {
+        let own = self.terms.authorization.as_slice();
+        let authorization = if own.is_empty() { outgoing.authorization.as_slice() } else { own };
+        let mut head = Vec::with_capacity(outgoing.fields.len() + 512);
+        for part in [outgoing.method.as_str(), " ", outgoing.target.as_str(), " HTTP/1.1\r\nhost: "] {
             head.extend_from_slice(part.as_bytes());
         }
-        for (name, value) in [(&HOST, &self.link.host)].into_iter().chain(own).chain(passed) {
-            for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
-                head.extend_from_slice(part);
-            }
+        head.extend_from_slice(self.link.host.as_bytes());
+        for value in authorization {
+            head.extend_from_slice(b"\r\nauthorization: ");
+            head.extend_from_slice(value.as_bytes());
         }
-        head.extend_from_slice(b"\r\n");
+        for part in [b"\r\n", outgoing.fields.as_slice(), b"\r\n"] {
+            head.extend_from_slice(part);
+        }
         head.into()
     }
 

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use hyper::Request;
+use hyper::body::Incoming;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -20,7 +22,7 @@ use crate::admin::{Admin, Reloaded, Reloading};
 use crate::config::{Config, Reading};
 use crate::fleet::{Snapshot, State};
 use crate::live::LiveFleet;
-use crate::proxy::{Parties, Proxy, Rules};
+use crate::proxy::{self, Parties, Proxy, Rules};
 use crate::resolver::{HostNames, Resolver};
 use crate::routing::Chooser;
 use crate::server;
@@ -41,7 +43,7 @@ const OWN_FILES: u64 = ADMIN_CONNECTIONS as u64 + 64;
 pub fn run(reading: Reading) -> Result<()> {
     let config = reading.config.clone();
     // Held to the end, which has its say in the log.
-    let log = Arc::new(telemetry::start(&config.telemetry));
+    let log = Arc::new(telemetry::start(&config.telemetry).context("cannot start the log")?);
     open_files(config.server.max_connections);
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if config.server.worker_threads > 0 {
@@ -219,8 +221,8 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let proxy = Proxy::new(rules(&config, None), parties);
     tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
     let (server, server_now) = watch::channel(config.server.clone());
-    let (routes, connections) = (Arc::clone(&proxy).routes(), Arc::clone(&metrics));
-    let serving = tokio::spawn(serve_until_drained(traffic_listener, routes, server_now, connections, draining, cut.clone()));
+    let (service, connections) = (Arc::clone(&proxy), Arc::clone(&metrics));
+    let serving = tokio::spawn(serve_until_drained(traffic_listener, service, server_now, connections, draining, cut.clone()));
 
     let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, log };
     tasks.spawn(Reloader { config, reading, live, metrics, requests, is_refused: false }.run());
@@ -236,9 +238,18 @@ fn rules(config: &Config, chooser: Option<Arc<Chooser>>) -> Rules {
     Rules { settings: config.proxy.clone(), key: config.key.clone(), chooser, admission: config.admission.clone() }
 }
 
+/// The traffic port.
+impl server::Service for Arc<Proxy> {
+    type Body = proxy::Body;
+
+    fn serve(self, request: Request<Incoming>, client: SocketAddr) -> impl Future<Output = proxy::Response> + Send + 'static {
+        self.handle(request, client)
+    }
+}
+
 async fn serve_until_drained(
     listener: TcpListener,
-    routes: axum::Router,
+    service: Arc<Proxy>,
     settings: watch::Receiver<server::Settings>,
     metrics: Arc<Metrics>,
     mut draining: watch::Receiver<bool>,
@@ -248,7 +259,7 @@ async fn serve_until_drained(
     let stop = async move {
         let _ = stop.await;
     };
-    let mut serving = Box::pin(server::serve(listener, routes, settings.clone(), Some(metrics), stop));
+    let mut serving = Box::pin(server::serve(listener, service, settings.clone(), Some(metrics), stop));
     tokio::select! {
         () = &mut serving => return,
         // The sender lives as long as the router; without it, stopping is right as well.

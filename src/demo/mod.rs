@@ -199,7 +199,7 @@ impl Comparison {
 
 /// Keeps a fleet of replicas with the default constants and a router up, until SIGTERM or SIGINT.
 pub fn serve(replicas: usize, config: Config) -> Result<()> {
-    let _log = crate::telemetry::start(&config.telemetry);
+    let _log = crate::telemetry::start(&config.telemetry).context("cannot start the log")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start threads")?;
     runtime.block_on(async {
         let mut stop = app::StopSignals::new()?;

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::admission::Slot;
 use super::error::ProxyError;
 use crate::exchange::Body;
+use crate::fleet::Replica;
 use crate::routing::Reason;
 use crate::telemetry::UpstreamError;
 use crate::upstream::Upstream;
@@ -66,7 +67,7 @@ impl Answer {
         let Self { head, mut rest, upstream, .. } = self;
         let body = timeout(BUSY_PATIENCE, Limited::new(&mut rest, BUSY_BODY).collect()).await.ok()?.ok()?.to_bytes();
         upstream.give_back(&mut rest);
-        Some(Busy { head, body, replica: slot.replica().name().to_owned(), reason })
+        Some(Busy { head, body, replica: Arc::clone(slot.replica()), reason })
     }
 
     /// Whether its first byte is here, or it has none.
@@ -112,7 +113,7 @@ pub(super) struct Busy {
     pub(super) head: Parts,
     pub(super) body: Bytes,
     /// Who gave it, and why it was asked.
-    pub(super) replica: String,
+    pub(super) replica: Arc<Replica>,
     pub(super) reason: Reason,
 }
 

@@ -6,11 +6,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::HeaderMap;
+use hyper::body::Incoming;
 use hyper::header::EXPECT;
 use tokio::time::{Instant, timeout};
 
@@ -27,13 +27,13 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// A request's body on its way in.
 pub(super) struct Inbound {
-    body: Body,
+    body: Incoming,
     /// The client sends nothing before it is asked to. Reading asks.
     waits: bool,
 }
 
 impl Inbound {
-    pub(super) fn new(body: Body, headers: &HeaderMap) -> Self {
+    pub(super) fn new(body: Incoming, headers: &HeaderMap) -> Self {
         Self { body, waits: headers.contains_key(EXPECT) }
     }
 
@@ -123,7 +123,7 @@ impl Pace {
 }
 
 /// Whether the client left in mid-body, or sent something that is no body.
-fn blame(error: &axum::Error) -> ProxyError {
+fn blame(error: &hyper::Error) -> ProxyError {
     let malformed = |kind| matches!(kind, io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData);
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {

@@ -4,13 +4,12 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::Response;
 use bytes::Bytes;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 
+use super::response::{Body, Response};
 use crate::request::{Dialect, IDENTIFIER_HEADER, PRIORITIES, PRIORITY_HEADER};
 use crate::telemetry::Limit;
 

@@ -118,7 +118,7 @@ impl<'a> Forward<'a> {
                 Some(next) => chosen = next,
                 None => {
                     let busy = busy.ok_or(error)?;
-                    (record.replica, record.reason) = (Some(busy.replica.clone()), Some(busy.reason));
+                    (record.replica, record.reason) = (Some(Arc::clone(&busy.replica)), Some(busy.reason));
                     return Ok(Forwarded::Busy(busy));
                 }
             }
@@ -188,7 +188,7 @@ impl<'a> Forward<'a> {
         let replica = chosen.slot.replica();
         record.tries += 1;
         record.reason = Some(chosen.reason);
-        record.replica = Some(replica.name().to_owned());
+        record.replica = Some(Arc::clone(replica));
         record.metrics().chosen(replica, chosen.reason);
         self.tried.push(Arc::clone(replica));
     }
@@ -323,7 +323,7 @@ impl<'a> Forward<'a> {
             Failure::Cut => return (None, ProxyError::Draining),
         };
         record.metrics().failed(replica, kind);
-        let (request_id, name) = (&record.request_id, replica.name());
+        let (request_id, name) = (&*record.request_id(), replica.name());
         tracing::warn!(request_id, replica = name, kind = kind.label(), "request {request_id} failed on replica {name}: {why}");
         match failure {
             Failure::Sending(SendError::Connect(_)) => (Some(RetryCause::Connect), ProxyError::ConnectFailed),

@@ -1,19 +1,29 @@
 //! Headers on their way through: what is a connection's own business stays behind, everything else passes as it came.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use bytes::Bytes;
+use hyper::HeaderMap;
 use hyper::header::{
-    AsHeaderName, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, AsHeaderName, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
-use hyper::{HeaderMap, Uri};
+use hyper::http::request::Parts;
 use rand::RngExt;
+use rand::rngs::SmallRng;
 
 use crate::request::{IDENTIFIER_HEADER, PRIORITIES, PRIORITY_HEADER, is_identifier};
 use crate::units;
 
 use super::error::{ProxyError, TIMEOUT_HEADER};
+
+/// Room for the headers of most requests.
+const FIELDS: usize = 1 << 10;
+
+/// Headers that a replica gets as the router has them.
+const IS_OURS: [HeaderName; 8] = [HOST, AUTHORIZATION, EXPECT, CONTENT_LENGTH, COOKIE, FORWARDED_FOR, FORWARDED_PROTO, FORWARDED_HOST];
 
 /// Headers of one connection, besides those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -43,13 +53,22 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
         headers.remove(CONTENT_LENGTH);
     }
     make_one_length(headers);
-    let named: Vec<HeaderName> = tokens(headers, CONNECTION).filter_map(|name| HeaderName::try_from(name).ok()).collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
-        // The length describes the body, whoever claims otherwise.
-        if name != CONTENT_LENGTH {
-            headers.remove(name);
-        }
+    let named = named_by_connection(headers);
+    // Most answers have one such field or none: looking through them costs less than asking for each of nine.
+    let doomed: Vec<HeaderName> = headers.keys().filter(|name| is_hop_by_hop(name, &named)).cloned().collect();
+    for name in doomed {
+        headers.remove(name);
     }
+}
+
+/// The headers that `Connection` declares to be its own.
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    tokens(headers, CONNECTION).filter_map(|name| HeaderName::try_from(name).ok()).collect()
+}
+
+fn is_hop_by_hop(name: &HeaderName, named_by_connection: &[HeaderName]) -> bool {
+    // The length describes the body, whoever claims otherwise.
+    HOP_BY_HOP.contains(name) || (name != CONTENT_LENGTH && named_by_connection.contains(name))
 }
 
 /// Says the length once where it was said several times, and not at all where that is none. Nobody has looked at it where no body follows (HEAD, 304),
@@ -74,50 +93,70 @@ fn make_one_length(headers: &mut HeaderMap) {
     }
 }
 
-/// Makes a client's headers those of the request to a replica (which gets its `Host` where it is sent).
-pub(super) fn toward_replica(headers: &mut HeaderMap, uri: &Uri, client: SocketAddr, body_length: usize) {
-    let host = uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()).or_else(|| headers.get(HOST).cloned());
-    strip_hop_by_hop(headers);
-    // The router has asked for the body itself.
-    headers.remove(EXPECT);
-    headers.remove(HOST);
-    if headers.get_all(COOKIE).iter().nth(1).is_some() {
-        // HTTP/2 may split the field, HTTP/1.1 may not (RFC 9113, 8.2.3).
-        let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
-        if let Ok(cookie) = HeaderValue::from_bytes(&crumbs.join(&b"; "[..])) {
-            headers.insert(COOKIE, cookie);
+/// A client's headers as a replica gets them, written out, but for `Host` and the credentials, which depend on the replica. `request_id` is the one
+/// that was made for a request without.
+pub(super) fn toward_replica(head: &Parts, client: SocketAddr, request_id: &HeaderValue, body_length: usize) -> Vec<u8> {
+    let headers = &head.headers;
+    let mut fields = Vec::with_capacity(FIELDS);
+    let named = named_by_connection(headers);
+    for (name, value) in headers {
+        if !is_hop_by_hop(name, &named) && !IS_OURS.contains(name) {
+            write_field(&mut fields, name, &[value.as_bytes()]);
         }
     }
-    append(headers, FORWARDED_FOR, HeaderValue::from_str(&client.ip().to_canonical().to_string()).ok());
-    append(headers, FORWARDED_PROTO, Some(HeaderValue::from_static("http")));
-    append(headers, FORWARDED_HOST, host);
-    // The body is sent in one piece, however it came.
-    if body_length > 0 || headers.contains_key(CONTENT_LENGTH) {
-        headers.insert(CONTENT_LENGTH, HeaderValue::from(body_length));
+    if !headers.contains_key(REQUEST_ID) || named.contains(&REQUEST_ID) {
+        write_field(&mut fields, &REQUEST_ID, &[request_id.as_bytes()]);
     }
+    if headers.contains_key(COOKIE) && !named.contains(&COOKIE) {
+        // HTTP/2 may split the field, HTTP/1.1 may not (RFC 9113, 8.2.3).
+        let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+        write_field(&mut fields, &COOKIE, &[&crumbs.join(&b"; "[..])]);
+    }
+    let mut forwarded = |name: HeaderName, value: &[u8]| {
+        // Proxies before this one may have begun the list. It goes on in one field, as its readers expect.
+        let earlier = headers.get_all(&name).iter().filter(|_| !named.contains(&name));
+        let mut list: Vec<&[u8]> = earlier.flat_map(|earlier| [earlier.as_bytes(), b", "]).collect();
+        list.push(value);
+        write_field(&mut fields, &name, &list);
+    };
+    forwarded(FORWARDED_FOR, client.ip().to_canonical().to_string().as_bytes());
+    forwarded(FORWARDED_PROTO, b"http");
+    let host = head.uri.authority().map(|authority| authority.as_str().as_bytes()).or_else(|| Some(headers.get(HOST)?.as_bytes()));
+    if let Some(host) = host {
+        forwarded(FORWARDED_HOST, host);
+    }
+    // The body is sent in one piece, however it came. A length beside a transfer encoding means nothing.
+    if body_length > 0 || (headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(TRANSFER_ENCODING)) {
+        write_field(&mut fields, &CONTENT_LENGTH, &[body_length.to_string().as_bytes()]);
+    }
+    fields
 }
 
-/// Adds to a list that proxies before this one may have begun, in one field as its readers expect.
-fn append(headers: &mut HeaderMap, name: HeaderName, value: Option<HeaderValue>) {
-    let Some(value) = value else { return };
-    let mut list: Vec<u8> = headers.get_all(&name).iter().flat_map(|earlier| [earlier.as_bytes(), b", "]).flatten().copied().collect();
-    list.extend_from_slice(value.as_bytes());
-    if let Ok(list) = HeaderValue::from_bytes(&list) {
-        headers.insert(name, list);
-    }
+/// A client's credentials for the engine.
+pub(super) fn credentials(headers: &HeaderMap) -> Vec<HeaderValue> {
+    let is_passed = !named_by_connection(headers).contains(&AUTHORIZATION);
+    headers.get_all(AUTHORIZATION).iter().filter(|_| is_passed).cloned().collect()
 }
 
-/// The request's identifier for logs: the client's, else one that is made and added.
-pub(super) fn request_id(headers: &mut HeaderMap) -> String {
-    if let Some(given) = headers.get(REQUEST_ID) {
-        // Whatever its length, a log line stays a line.
-        return String::from_utf8_lossy(&given.as_bytes()[..given.len().min(128)]).into_owned();
-    }
-    let made = format!("{:032x}", rand::rng().random::<u128>());
-    if let Ok(value) = HeaderValue::from_str(&made) {
-        headers.insert(REQUEST_ID, value);
-    }
-    made
+fn write_field(fields: &mut Vec<u8>, name: &HeaderName, value: &[&[u8]]) {
+    fields.extend_from_slice(name.as_str().as_bytes());
+    fields.extend_from_slice(b": ");
+    value.iter().for_each(|part| fields.extend_from_slice(part));
+    fields.extend_from_slice(b"\r\n");
+}
+
+/// The request's identifier for logs and for everybody beyond: the client's, else one that is made.
+pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
+    headers.get(REQUEST_ID).cloned().unwrap_or_else(|| {
+        let number = CHANCE.with_borrow_mut(|chance| chance.random::<u128>());
+        let digits: Vec<u8> = (0..32).map(|digit| b"0123456789abcdef"[(number >> (4 * digit)) as usize & 15]).collect();
+        HeaderValue::from_maybe_shared(Bytes::from(digits)).unwrap_or_else(|_| HeaderValue::from_static("none"))
+    })
+}
+
+thread_local! {
+    /// Identifiers have to differ, and nobody has to be kept from guessing them: the generator that is made for secrets takes ten times as long.
+    static CHANCE: RefCell<SmallRng> = RefCell::new(rand::make_rng());
 }
 
 /// The placement identifier that the header carries.

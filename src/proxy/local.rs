@@ -4,8 +4,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
-use axum::response::Response;
 use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
@@ -16,6 +14,7 @@ use tokio::time::timeout;
 
 use super::Proxy;
 use super::error::ProxyError;
+use super::response::{Body, Response};
 use crate::fleet::Replica;
 use crate::request::Surface;
 

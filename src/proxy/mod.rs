@@ -13,6 +13,7 @@ mod events;
 mod forward;
 mod headers;
 mod local;
+mod response;
 mod stream;
 
 use std::net::SocketAddr;
@@ -20,12 +21,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use axum::extract::{ConnectInfo, Request, State};
-use axum::response::Response;
 use http_body::Body as _;
+use hyper::body::Incoming;
 use hyper::header::{HeaderName, HeaderValue};
 use hyper::http::request::Parts;
-use hyper::{Method, Uri};
+use hyper::{Method, Request};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +35,7 @@ use crate::routing::Chooser;
 use crate::telemetry::{Limit, Metrics, Record};
 use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
+pub use response::{Body, Response};
 
 use admission::{Admission, Slot};
 use answer::{Answer, Patience};
@@ -172,22 +173,16 @@ impl Proxy {
         self.rules.load_full()
     }
 
-    /// Serves every path of the traffic port.
-    pub fn routes(self: Arc<Self>) -> axum::Router {
-        axum::Router::new().fallback(Self::handle).with_state(self)
-    }
-
-    async fn handle(State(proxy): State<Arc<Self>>, ConnectInfo(client): ConnectInfo<SocketAddr>, request: Request) -> Response {
-        let rules = proxy.rules();
-        let (mut head, body) = request.into_parts();
-        let mut record = Record::new(Arc::clone(&proxy.parties.metrics), head.method.clone(), head.uri.path());
-        let fields = head.headers.len();
-        record.request_id = headers::request_id(&mut head.headers);
-        let request_id = head.headers.get(headers::REQUEST_ID).cloned();
+    /// Answers a request of `client`, whatever its path.
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>, client: SocketAddr) -> Response {
+        let (proxy, rules) = (&self, self.rules());
+        let (head, body) = request.into_parts();
+        let request_id = headers::request_id(&head.headers);
+        let mut record = Record::new(Arc::clone(&proxy.parties.metrics), head.method.clone(), head.uri.clone(), request_id.clone());
         let dialect = Dialect::of(head.uri.path());
         let mut body = Inbound::new(body, &head.headers);
 
-        let reply = proxy.answer(&rules, head, fields, &mut body, client, &mut record).await;
+        let reply = proxy.answer(&rules, head, &mut body, client, &mut record).await;
         let mut response = match reply {
             Ok(Reply::Begun(answer, slot)) => answer.into_response(slot, &rules.settings, &proxy.parties, dialect, record),
             Ok(Reply::Whole(response)) => finish(response, record, &rules.settings),
@@ -202,23 +197,20 @@ impl Proxy {
                 finish(error.response(dialect), record, &rules.settings)
             }
         };
-        if let Some(id) = request_id {
-            response.headers_mut().entry(headers::REQUEST_ID).or_insert(id);
-        }
+        response.headers_mut().entry(headers::REQUEST_ID).or_insert(request_id);
         response
     }
 
-    /// From a request's head, which came with so many fields, to who answers it.
+    /// From a request's head to who answers it.
     async fn answer(
         &self,
         rules: &Rules,
         head: Parts,
-        fields: usize,
         body: &mut Inbound,
         client: SocketAddr,
         record: &mut Record,
     ) -> Result<Reply, ProxyError> {
-        let surface = self.judge(&rules.settings, &head, fields, record)?;
+        let surface = self.judge(&rules.settings, &head, record)?;
         let identifier = headers::identifier(&head.headers)?;
         // Where nobody waits it means nothing here, and passes whatever it is.
         let priority = if rules.admission.is_on() { headers::priority(&head.headers)? } else { None };
@@ -237,8 +229,10 @@ impl Proxy {
             self.parties.metrics.hit(Limit::MaxJsonDepth);
         }
 
-        let mut outgoing = Outgoing { target: target(&head.uri)?, method: head.method, headers: head.headers, body: bytes };
-        headers::toward_replica(&mut outgoing.headers, &head.uri, client, outgoing.body.len());
+        let target = head.uri.path_and_query().cloned().ok_or(ProxyError::PathNotExposed)?;
+        let fields = headers::toward_replica(&head, client, &record.request_id, bytes.len());
+        let authorization = headers::credentials(&head.headers);
+        let outgoing = Outgoing { method: head.method, target, fields, authorization, body: bytes };
         Ok(match Forward::new(self, rules, &outgoing, &ask, surface, patience).run(record).await? {
             Forwarded::Answer(answer, slot) => Reply::Begun(answer, slot),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
@@ -246,7 +240,7 @@ impl Proxy {
     }
 
     /// What the head alone tells: the surface, or why the request is refused before its body is asked for.
-    fn judge(&self, settings: &Settings, head: &Parts, fields: usize, record: &mut Record) -> Result<Surface, ProxyError> {
+    fn judge(&self, settings: &Settings, head: &Parts, record: &mut Record) -> Result<Surface, ProxyError> {
         let surface = Surface::of(head.uri.path(), &settings.expose_paths).map_err(|refusal| match refusal {
             Refusal::NotExposed => ProxyError::PathNotExposed,
             Refusal::MetricsOnAdmin => ProxyError::MetricsOnAdminPort(self.parties.admin),
@@ -255,7 +249,7 @@ impl Proxy {
         if head.uri.path_and_query().map_or(0, |path| path.as_str().len()) + headers::size(&head.headers) > settings.max_header_bytes {
             return Err(ProxyError::HeadersTooLarge(settings.max_header_bytes));
         }
-        if fields > settings.max_headers {
+        if head.headers.len() > settings.max_headers {
             return Err(ProxyError::TooManyHeaders(settings.max_headers));
         }
         if headers::wants_websocket(&head.headers) {
@@ -275,12 +269,6 @@ impl Proxy {
     }
 }
 
-/// Path and query, as the client wrote them.
-fn target(uri: &Uri) -> Result<Uri, ProxyError> {
-    let path = uri.path_and_query().cloned().ok_or(ProxyError::PathNotExposed)?;
-    Ok(Uri::from(path))
-}
-
 /// Ends the record of an answer that the router made itself and that is all there.
 fn finish(mut response: Response, mut record: Record, settings: &Settings) -> Response {
     record.status = Some(response.status());
@@ -295,7 +283,7 @@ fn finish(mut response: Response, mut record: Record, settings: &Settings) -> Re
 fn name_choice<B>(response: &mut hyper::Response<B>, record: &Record, settings: &Settings) {
     let (Some(replica), Some(reason), true) = (&record.replica, record.reason, settings.response_headers) else { return };
     // Set rather than added: a replica may be a router itself.
-    if let Ok(replica) = HeaderValue::from_str(replica) {
+    if let Ok(replica) = HeaderValue::from_str(replica.name()) {
         response.headers_mut().insert(REPLICA, replica);
     }
     response.headers_mut().insert(REASON, HeaderValue::from_static(reason.label()));

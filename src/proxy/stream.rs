@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::Version;
@@ -20,6 +18,7 @@ use super::admission::Slot;
 use super::answer::{Answer, Busy, Patience};
 use super::error::ProxyError;
 use super::events::Events;
+use super::response::{Body, Response};
 use super::{Parties, Settings, headers, name_choice};
 use crate::exchange;
 use crate::fleet::Outcome;
@@ -46,7 +45,7 @@ impl Answer {
         self.head.version = Version::HTTP_11;
         record.status = Some(self.head.status);
         let events = Events::of(&self.head.headers, dialect);
-        let mut response = Response::from_parts(self.head, ());
+        let mut response = hyper::Response::from_parts(self.head, ());
         name_choice(&mut response, &record, settings);
 
         let mut body = ResponseBody {
@@ -64,7 +63,7 @@ impl Answer {
             cut: Cut::Token(parties.cut.clone()),
         };
         body.end_if_complete();
-        response.map(|()| Body::new(body))
+        response.map(|()| Body::Streamed(Box::new(body)))
     }
 }
 
@@ -104,9 +103,10 @@ enum Ending {
 /// Makes the server cut the connection (or reset the h2 stream), so that nobody takes the answer for whole.
 #[derive(Debug, thiserror::Error)]
 #[error("the replica broke off its answer")]
-struct CutOff;
+pub struct CutOff;
 
-struct ResponseBody {
+/// A replica's answer as it passes, with everything that lives as long as it does.
+pub struct ResponseBody {
     /// Whether the head says how long it is.
     has_length: bool,
     first: Option<Frame<Bytes>>,
@@ -268,7 +268,7 @@ impl ResponseBody {
         // Closes the connection, where it is not closed yet.
         let _ = self.rest.finish();
         if let Some(Work { slot, fleet, mut record, .. }) = self.work.take() {
-            let (request_id, replica) = (&record.request_id, slot.replica().name());
+            let (request_id, replica) = (&*record.request_id(), slot.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
             if let Some(kind) = kind {
                 record.metrics().failed(slot.replica(), kind);

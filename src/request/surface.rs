@@ -88,12 +88,16 @@ impl Surface {
     pub fn of(path: &str, also: &[String]) -> Result<Self, Refusal> {
         let path = decode(path);
         let path = path.as_ref();
-        if path.split('/').any(|segment| segment == "." || segment == "..") {
+        if !is_plain(path) && path.split('/').any(|segment| segment == "." || segment == "..") {
             return Err(Refusal::NotExposed);
         }
         // An engine, or a proxy before it, may drop a trailing slash and merge several into one.
-        let plain: String = path.split('/').filter(|segment| !segment.is_empty()).flat_map(|segment| ["/", segment]).collect();
-        Ok(match plain.as_str() {
+        let plain: Cow<'_, str> = if is_plain(path) {
+            path.into()
+        } else {
+            path.split('/').filter(|segment| !segment.is_empty()).flat_map(|segment| ["/", segment]).collect()
+        };
+        Ok(match plain.as_ref() {
             "/v1/chat/completions" => Self::ChatCompletions,
             "/v1/completions" => Self::Completions,
             "/v1/responses" => Self::Responses,
@@ -184,6 +188,12 @@ impl Dialect {
             _ => Self::OpenAi,
         }
     }
+}
+
+/// Whether no segment is empty or begins with a dot, as nearly always: nothing has to be put together anew then.
+fn is_plain(path: &str) -> bool {
+    let bytes = path.as_bytes();
+    bytes.first() == Some(&b'/') && bytes.last() != Some(&b'/') && !bytes.windows(2).any(|pair| matches!(pair, b"//" | b"/."))
 }
 
 /// `/endpoints/{name}/invocations` and `/endpoints/{name}/invocations-response-stream`.

@@ -16,10 +16,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::ConnectInfo;
-use hyper::Request;
-use hyper::body::Incoming;
+use bytes::Bytes;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulConnection, GracefulShutdown, Watcher};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -34,6 +35,25 @@ use tower::ServiceExt;
 
 use crate::telemetry::{Limit, Metrics};
 use hello::{Greeted, Hello};
+
+/// What is served on connections.
+pub trait Service: Clone + Send + Sync + 'static {
+    /// Of its answers.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
+
+    /// Answers a request of `client`.
+    fn serve(self, request: Request<Incoming>, client: SocketAddr) -> impl Future<Output = Response<Self::Body>> + Send + 'static;
+}
+
+impl Service for Router {
+    type Body = axum::body::Body;
+
+    fn serve(self, mut request: Request<Incoming>, client: SocketAddr) -> impl Future<Output = Response<Self::Body>> + Send + 'static {
+        request.extensions_mut().insert(ConnectInfo(client));
+        let answer = self.oneshot(request.map(axum::body::Body::new));
+        async move { answer.await.unwrap_or_else(|never| match never {}) }
+    }
+}
 
 /// Connections from clients, and how they end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,7 +114,7 @@ const LAST_CALL: Duration = Duration::from_millis(100);
 /// After a failed `accept` (no file descriptors left, for instance): how long to wait for better times.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `routes` on `listener` until `stop` resolves, then until all requests in flight have ended. Dropping the future cuts them off.
+/// Serves `service` on `listener` until `stop` resolves, then until all requests in flight have ended. Dropping the future cuts them off.
 ///
 /// While the requests that were in flight end, new connections are still served: whoever has not yet heard that this router is leaving loses
 /// nothing.
@@ -103,12 +123,12 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// are any.
 pub async fn serve(
     listener: TcpListener,
-    routes: Router,
+    service: impl Service,
     settings: watch::Receiver<Settings>,
     metrics: Option<Arc<Metrics>>,
     stop: impl Future<Output = ()>,
 ) {
-    let mut server = Server { listener, routes, settings, metrics, is_ending: false, connections: JoinSet::new() };
+    let mut server = Server { listener, service, settings, metrics, is_ending: false, connections: JoinSet::new() };
     let before = Group::default();
     tokio::select! {
         () = stop => {}
@@ -141,9 +161,9 @@ impl Group {
     }
 }
 
-struct Server {
+struct Server<S> {
     listener: TcpListener,
-    routes: Router,
+    service: S,
     settings: watch::Receiver<Settings>,
     metrics: Option<Arc<Metrics>>,
     /// Whether connections are to be closed after one request.
@@ -151,7 +171,7 @@ struct Server {
     connections: JoinSet<()>,
 }
 
-impl Server {
+impl<S: Service> Server<S> {
     /// Takes and serves connections for ever; each ends early when `group` says so.
     async fn accept(&mut self, group: &Group) {
         let mut warned = None;
@@ -171,11 +191,11 @@ impl Server {
                 tokio::select! {
                     accepted = self.listener.accept(), if !is_full => match accepted {
                         Ok((stream, client)) => {
-                            let (http, routes, watcher) = (Arc::clone(&http), self.routes.clone(), group.graceful.watcher());
+                            let (http, service, watcher) = (Arc::clone(&http), self.service.clone(), group.graceful.watcher());
                             let (settings, over) = (settings.clone(), group.over.clone());
                             let open = Open::count(self.metrics.clone());
                             self.connections.spawn(async move {
-                                let limit = serve_connection(stream, client, routes, http, watcher, over, settings).await;
+                                let limit = serve_connection(stream, client, service, http, watcher, over, settings).await;
                                 if let Some(limit) = limit {
                                     hit(open.0.as_deref(), limit);
                                 }
@@ -257,7 +277,7 @@ impl Http {
 async fn serve_connection(
     stream: TcpStream,
     client: SocketAddr,
-    routes: Router,
+    service: impl Service,
     http: Arc<Http>,
     watcher: Watcher,
     over: CancellationToken,
@@ -280,11 +300,10 @@ async fn serve_connection(
     stream.as_mut().set_write_timeout_pinned((!settings.write_timeout.is_zero()).then_some(settings.write_timeout));
     let begun = Arc::new(AtomicBool::new(false));
     let at_first_request = Arc::clone(&begun);
-    let service = service_fn(move |mut request: Request<Incoming>| {
+    let service = service_fn(move |request: Request<Incoming>| {
         at_first_request.store(true, Ordering::Relaxed);
-        request.extensions_mut().insert(ConnectInfo(client));
-        let routes = routes.clone();
-        async move { Ok::<_, Infallible>(routes.oneshot(request.map(axum::body::Body::new)).await.unwrap_or_else(|never| match never {})) }
+        let answer = service.clone().serve(request, client);
+        async move { Ok::<_, Infallible>(answer.await) }
     });
     let stream = TokioIo::new(stream);
     if is_h2 {

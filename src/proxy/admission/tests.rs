@@ -56,7 +56,12 @@ impl Scene {
         let mut admitted: Admitted<'_> = Box::pin(async move {
             let ask = Ask::default();
             let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, clients };
-            let mut record = Record::new(Arc::clone(&self.admission.metrics), hyper::Method::POST, "/");
+            let mut record = Record::new(
+                Arc::clone(&self.admission.metrics),
+                hyper::Method::POST,
+                hyper::Uri::from_static("/"),
+                hyper::header::HeaderValue::from_static("id"),
+            );
             self.admission.admit(caller, &self.cut, &mut record).await
         });
         assert!(poll(&mut admitted).is_none(), "there is room");
@@ -183,7 +188,12 @@ async fn under_many_threads_limits_hold_and_everybody_is_served() {
                 let arrived = Instant::now().into_std();
                 let (chooser, settings) = (&scene.chooser, &scene.settings);
                 let caller = Caller { ask: &ask, tried: &[], chooser, settings, size: 1, arrived, clients: None };
-                let mut record = Record::new(Arc::clone(&scene.admission.metrics), hyper::Method::POST, "/");
+                let mut record = Record::new(
+                    Arc::clone(&scene.admission.metrics),
+                    hyper::Method::POST,
+                    hyper::Uri::from_static("/"),
+                    hyper::header::HeaderValue::from_static("id"),
+                );
                 let admitted = scene.admission.admit(caller, &scene.cut, &mut record);
                 if round % 5 == 0 {
                     // Leaves somewhere on the way.
