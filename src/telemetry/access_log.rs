@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode, Uri};
 
-use super::labels::RetryCause;
+use super::labels::{RetryCause, reason, route};
 use super::metrics::{CLIENT_GONE, Metrics};
 use super::{LogFormat, log};
 use crate::fleet::Replica;
@@ -138,11 +138,10 @@ impl Drop for Record {
             Some(status) if self.complete => (status.as_u16(), self.error),
             _ => (STATUS_CLIENT_GONE, Some(CLIENT_GONE)),
         };
-        let route = self.surface.map_or("refused", Surface::label);
-        let reason = self.reason.map_or("none", Reason::label);
+        let (route, reason) = (route(self.surface), reason(self.reason));
         let whole = self.begun.elapsed();
         let first_byte = self.first_byte.map(|at| at - self.begun);
-        self.metrics.finished([route, reason], status, error, first_byte, whole);
+        self.metrics.finished((self.surface, self.reason), status, error, first_byte, whole);
         let Some(format) = log::format().filter(|_| tracing::enabled!(target: TARGET, tracing::Level::INFO)) else { return };
         let mut line = Line::new(format, SystemTime::now());
         line.text("request_id", &self.request_id());
