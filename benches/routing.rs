@@ -10,13 +10,15 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
 use prefix_router::request::{Key, Placement};
 use prefix_router::routing::{self, Candidates, Chooser};
-use prefix_router::units::Weight;
+use prefix_router::units::{ConcurrencyThreshold, Weight};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 fn choice(c: &mut Criterion) {
     let mut group = c.benchmark_group("routing");
     let chooser = Chooser::new(&routing::Settings::default());
+    let gated =
+        Chooser::new(&routing::Settings { concurrency_threshold: ConcurrencyThreshold::clamped(1), ..routing::Settings::default() });
     for replicas in [2_usize, 64, 256, 1_000] {
         let specs = (0..replicas).map(|index| ReplicaSpec {
             name: format!("10.0.{}.{}:8000", index / 256, index % 256),
@@ -33,6 +35,27 @@ fn choice(c: &mut Criterion) {
         let Some(pool) = snapshot.pool(None) else { return };
         let (mut rng, mut key, now) = (SmallRng::seed_from_u64(1), 0_u64, Instant::now());
         group.bench_function(BenchmarkId::new("prefix_aware, home open", replicas), |b| {
+            b.iter(|| {
+                key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                chooser.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[], now), &mut rng)
+            });
+        });
+        group.bench_function(BenchmarkId::new("by load, all idle", replicas), |b| {
+            b.iter(|| chooser.choose(Placement::ByLoad, &Candidates::new(black_box(pool), &[], now), &mut rng));
+        });
+        let by_key = Placement::ByKey(Some(Key(1)));
+        let home = gated.choose(by_key, &Candidates::new(pool, &[], now), &mut rng);
+        group.bench_function(BenchmarkId::new("prefix_aware, home gated, others idle", replicas), |b| {
+            b.iter(|| gated.choose(by_key, &Candidates::new(black_box(pool), &[], now), &mut rng));
+        });
+        drop(home);
+        // Others are where something is always going on.
+        for (number, replica) in snapshot.replicas().iter().enumerate().skip(1).step_by(50) {
+            fleet.observe(replica, if number % 100 == 1 { Outcome::Busy(None) } else { Outcome::ConnectFailed }, now, 0.0);
+        }
+        let snapshot = fleet.snapshot();
+        let Some(pool) = snapshot.pool(None) else { return };
+        group.bench_function(BenchmarkId::new("prefix_aware, home open, some busy or down", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 chooser.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[], now), &mut rng)

@@ -7,6 +7,7 @@
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -323,9 +324,9 @@ fn parse_head(ahead: &mut BytesMut, searched: &mut usize) -> Result<Option<respo
     if !has_end && ahead.len() > STEPS[0] && ahead.len() < MAX_HEAD {
         return Ok(None);
     }
-    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
-    let mut parsed = httparse::Response::new(&mut fields);
-    let length = match parsed.parse(ahead) {
+    let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];
+    let mut parsed = httparse::Response::new(&mut []);
+    let length = match httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, ahead, &mut fields) {
         Ok(httparse::Status::Complete(length)) => length,
         Ok(httparse::Status::Partial) if ahead.len() < MAX_HEAD => return Ok(None),
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => return Err(Broken::Malformed("the head is too large")),

@@ -8,11 +8,11 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use rand::RngExt;
 use tokio::sync::watch;
 
-use crate::fleet::{Change, Fleet, Membership, Outcome, Replica, ReplicaSpec, Snapshot, State, health};
+use crate::fleet::{ByIncarnation, Change, Fleet, Membership, Outcome, Replica, ReplicaSpec, Snapshot, State, health};
 use crate::resolver::HostNames;
 use crate::telemetry::Metrics;
 use crate::upstream::{self, Connector, UnusableReplica, Upstream};
@@ -38,8 +38,7 @@ pub struct View {
     upstreams: Arc<Upstreams>,
 }
 
-/// By incarnation.
-type Upstreams = HashMap<u64, Arc<Upstream>>;
+type Upstreams = ByIncarnation<Arc<Upstream>>;
 
 impl View {
     /// The connections to a replica; `None` where it is not in this picture.
@@ -120,9 +119,9 @@ impl LiveFleet {
         }))
     }
 
-    /// The picture as of now.
-    pub fn view(&self) -> Arc<View> {
-        self.view.load_full()
+    /// The picture as of now. It is lent, as every request looks several times and all of them would count on one place; not to be kept for long.
+    pub fn view(&self) -> Guard<Arc<View>> {
+        self.view.load()
     }
 
     /// Resolves at each publication from now on.
@@ -161,7 +160,7 @@ impl LiveFleet {
             }
         };
         let view = self.view();
-        let mut upstreams = Upstreams::with_capacity(next.replicas().len());
+        let mut upstreams = Upstreams::default();
         for replica in next.replicas() {
             let upstream = match view.upstream(replica) {
                 Some(known) => connector.adopt(known),

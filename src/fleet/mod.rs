@@ -14,7 +14,7 @@ use std::time::Instant;
 
 pub use health::{Outcome, State};
 pub use membership::Membership;
-pub use replica::{Incarnation, Lease, Replica, ReplicaSpec, Trial};
+pub use replica::{ByIncarnation, Incarnation, Lease, Replica, ReplicaSpec, Trial};
 pub use ring::Ring;
 pub use snapshot::{Pool, PoolName, Snapshot};
 
@@ -374,6 +374,43 @@ mod tests {
             }
             drop(leases);
             prop_assert!(replicas.iter().all(|replica| replica.outstanding() == 0));
+        }
+    }
+
+    fn any_outcome() -> impl Strategy<Value = Outcome> {
+        let busy = prop::option::of((0_u64..20).prop_map(Duration::from_secs)).prop_map(Outcome::Busy);
+        let seldom = prop_oneof![Just(Outcome::ConnectFailed), Just(Outcome::Answered)];
+        prop_oneof![4 => Just(Outcome::CheckPassed), 2 => Just(Outcome::CheckFailed), 2 => seldom, 2 => busy]
+    }
+
+    proptest! {
+        #[test]
+        fn one_alone_is_judged_as_among_all(
+            seen in prop::collection::vec((0_usize..5, any_outcome(), 0_u64..3), 0..60),
+            leases in prop::collection::vec(0_usize..5, 0..20),
+            trials in prop::collection::vec(any::<bool>(), 5),
+            tried in prop::collection::vec(prop::bool::weighted(0.3), 5),
+            drained in prop::option::of(0_usize..5),
+        ) {
+            let (mut fleet, mut now) = (fleet(&[&[][..]; 5]), Instant::now());
+            let replicas = fleet.snapshot().replicas().to_vec();
+            for (which, outcome, seconds) in seen {
+                now += Duration::from_secs(seconds);
+                fleet.observe(&replicas[which], outcome, now, 0.5);
+            }
+            if let Some(which) = drained {
+                fleet.set_draining(&which.to_string(), true, now);
+            }
+            let _leases: Vec<_> = leases.into_iter().map(|which| replicas[which].lease()).collect();
+            let _trials: Vec<_> = replicas.iter().zip(trials).filter(|(_, tries)| *tries).map(|(replica, _)| replica.begin_trial()).collect();
+            let tried: Vec<_> = replicas.iter().zip(tried).filter(|(_, tried)| *tried).map(|(replica, _)| Arc::clone(replica)).collect();
+            let snapshot = fleet.snapshot();
+            let pool = snapshot.pool(None).expect("there is one");
+            for tried in [&tried[..], &[]] {
+                for (index, &expected) in pool.eligible(tried, now).iter().enumerate() {
+                    prop_assert_eq!(pool.is_eligible(index, tried, now).unwrap_or(expected), expected, "{} of {:?}", index, pool);
+                }
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::health::Standing;
-use super::{Replica, Ring, State};
+use super::{ByIncarnation, Replica, Ring, State};
 
 /// Some replicas, shared by all pictures in which they are the same.
 pub(super) type Members = Arc<[Arc<Replica>]>;
@@ -27,6 +27,8 @@ pub struct Pool {
     usable: Vec<bool>,
     /// Whether it depends on nothing else.
     is_settled: bool,
+    /// The members on trial.
+    on_trial: Vec<usize>,
     slow_start: Duration,
     ring: Arc<Ring>,
 }
@@ -65,7 +67,8 @@ impl Pool {
         let plain = |one: &Usability| one.busy_until.is_none() && !matches!(one.standing, Standing::Warming(_) | Standing::OnTrial);
         let is_settled = usability.iter().all(plain) && usability.iter().any(is_ready);
         let usable = usability.iter().map(is_ready).collect();
-        Self { members, usability: usability.into(), usable, is_settled, slow_start, ring }
+        let on_trial = (0..).zip(&usability).filter(|(_, one)| one.standing == Standing::OnTrial).map(|(index, _)| index).collect();
+        Self { members, usability: usability.into(), usable, is_settled, on_trial, slow_start, ring }
     }
 
     /// All members, in the order of the membership.
@@ -84,8 +87,8 @@ impl Pool {
         if self.is_settled && tried.is_empty() {
             return Cow::Borrowed(&self.usable);
         }
-        let is_tried = |member: &Replica| tried.iter().any(|tried| tried.is(member));
-        let load = self.load_of_the_ready();
+        let is_tried = |member: &Replica| is_among(tried, member);
+        let load = (0..self.members.len()).any(|index| self.is_warming(index)).then(|| self.load_of_the_ready()).flatten();
         let ranks: Vec<Rank> = (0..self.members.len()).map(|index| self.rank(index, load, now)).collect();
         let untried = || ranks.iter().zip(self.members.iter()).filter(|(_, member)| !is_tried(member)).map(|(&rank, _)| rank);
         let (best, best_untried) = (ranks.iter().copied().min(), untried().min());
@@ -95,10 +98,24 @@ impl Pool {
         ranks.iter().zip(self.members.iter()).map(|(&rank, member)| Some(rank) == best_untried && !is_tried(member)).collect()
     }
 
+    /// What `eligible` says of one member, where that can be told without a look at the others: nobody is better than one who takes a request. So a
+    /// choice costs the same in a fleet of any size, even where there is always somebody who is busy or warms up.
+    pub fn is_eligible(&self, index: usize, tried: &[Arc<Replica>], now: Instant) -> Option<bool> {
+        if self.is_settled && tried.is_empty() {
+            return Some(self.usable[index]);
+        }
+        // How many one that warms up may have depends on all the others.
+        let is_open = !self.is_warming(index) && self.rank(index, None, now) == Rank::Open;
+        is_open.then(|| !is_among(tried, &self.members[index]))
+    }
+
     /// Whether a request that goes there is a trial.
     pub fn is_on_trial(&self, replica: &Replica) -> bool {
-        let place = || self.members.iter().position(|member| member.is(replica));
-        !self.is_settled && place().is_some_and(|index| self.usability[index].standing == Standing::OnTrial)
+        self.on_trial.iter().any(|&index| self.members[index].is(replica))
+    }
+
+    fn is_warming(&self, index: usize) -> bool {
+        matches!(self.usability[index].standing, Standing::Warming(_))
     }
 
     fn rank(&self, index: usize, load: Option<(u64, u64)>, now: Instant) -> Rank {
@@ -138,6 +155,10 @@ impl Pool {
     }
 }
 
+fn is_among(tried: &[Arc<Replica>], member: &Replica) -> bool {
+    tried.iter().any(|tried| tried.is(member))
+}
+
 /// Which pool it is: equal for all requests that can go to the same replicas.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PoolName {
@@ -153,9 +174,9 @@ pub enum PoolName {
 #[derive(Debug)]
 pub struct Snapshot {
     pub(super) replicas: Members,
-    pub(super) states: HashMap<u64, State>,
+    pub(super) states: ByIncarnation<State>,
     /// How they are, be they in the fleet, draining, or on their way out of it.
-    pub(super) health: HashMap<u64, State>,
+    pub(super) health: ByIncarnation<State>,
     /// Whether the picture of who serves what is whole.
     pub(super) complete: bool,
     /// All replicas: for requests that name no model.

@@ -1,7 +1,7 @@
 //! Headers on their way through: what is a connection's own business stays behind, everything else passes as it came.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -119,7 +119,7 @@ pub(super) fn toward_replica(head: &Parts, client: SocketAddr, request_id: &Head
         list.push(value);
         write_field(&mut fields, &name, &list);
     };
-    forwarded(FORWARDED_FOR, client.ip().to_canonical().to_string().as_bytes());
+    forwarded(FORWARDED_FOR, &address(client.ip().to_canonical()));
     forwarded(FORWARDED_PROTO, b"http");
     let host = head.uri.authority().map(|authority| authority.as_str().as_bytes()).or_else(|| Some(headers.get(HOST)?.as_bytes()));
     if let Some(host) = host {
@@ -127,7 +127,7 @@ pub(super) fn toward_replica(head: &Parts, client: SocketAddr, request_id: &Head
     }
     // The body is sent in one piece, however it came. A length beside a transfer encoding means nothing.
     if body_length > 0 || (headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(TRANSFER_ENCODING)) {
-        write_field(&mut fields, &CONTENT_LENGTH, &[body_length.to_string().as_bytes()]);
+        write_field(&mut fields, &CONTENT_LENGTH, &[itoa::Buffer::new().format(body_length).as_bytes()]);
     }
     fields
 }
@@ -136,6 +136,18 @@ pub(super) fn toward_replica(head: &Parts, client: SocketAddr, request_id: &Head
 pub(super) fn credentials(headers: &HeaderMap) -> Vec<HeaderValue> {
     let is_passed = !named_by_connection(headers).contains(&AUTHORIZATION);
     headers.get_all(AUTHORIZATION).iter().filter(|_| is_passed).cloned().collect()
+}
+
+/// An address as text. (The general way takes eight times as many instructions.)
+fn address(ip: IpAddr) -> Vec<u8> {
+    let IpAddr::V4(ip) = ip else { return ip.to_string().into_bytes() };
+    let mut text = Vec::with_capacity(15);
+    for octet in ip.octets() {
+        text.extend_from_slice(itoa::Buffer::new().format(octet).as_bytes());
+        text.push(b'.');
+    }
+    text.pop();
+    text
 }
 
 fn write_field(fields: &mut Vec<u8>, name: &HeaderName, value: &[&[u8]]) {

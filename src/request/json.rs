@@ -4,9 +4,11 @@
 //! Nothing here recurses, so no depth of nesting can exhaust the stack.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::ops::ControlFlow;
 
-use memchr::memchr2;
+use super::blocks;
+use super::unescape;
 
 /// The text is not JSON in a place that was looked at, or has another shape than expected there.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,23 +25,69 @@ pub(super) struct Cursor<'a> {
     at: usize,
     /// How many brackets were open at once in what was stepped over.
     deepest: usize,
+    long: Option<&'a LongStrings>,
+}
+
+/// Where the first long strings end that a cursor has stepped over inside of other values. A prompt is stepped over with its body, then with its
+/// message, then with its part; so it is followed to its end but once. (For a chat of 1 MB that is 98 µs rather than 192.)
+#[derive(Debug, Default)]
+pub(super) struct LongStrings {
+    /// Where they begin and end.
+    found: [Cell<(usize, usize)>; 8],
+    count: Cell<usize>,
+}
+
+impl LongStrings {
+    /// Shorter ones are sooner followed than found here.
+    const LEAST: usize = 1_024;
+
+    fn end(&self, start: usize) -> Option<usize> {
+        self.found[..self.count.get()].iter().map(Cell::get).find(|found| found.0 == start).map(|found| found.1)
+    }
+
+    fn add(&self, start: usize, end: usize) {
+        if let Some(free) = self.found.get(self.count.get()) {
+            free.set((start, end));
+            self.count.set(self.count.get() + 1);
+        }
+    }
+}
+
+/// A value that was stepped over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Value<'a> {
+    /// At its first byte.
+    start: Cursor<'a>,
+    /// Behind its last byte.
+    end: usize,
 }
 
 impl<'a> Cursor<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Self { text, at: 0, deepest: 0 }
+        Self { text, at: 0, deepest: 0, long: None }
+    }
+
+    /// The same, with a place for what it and its copies shall know of long strings.
+    pub(super) fn with_long(text: &'a str, long: &'a LongStrings) -> Self {
+        Self { long: Some(long), ..Self::new(text) }
     }
 
     /// The first byte of the next token, white space skipped; `None` at the end.
+    #[inline]
     pub(super) fn peek(&mut self) -> Option<u8> {
-        let rest = &self.text.as_bytes()[self.at..];
-        let blank = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
-        self.at += blank;
-        rest.get(blank).copied()
+        let bytes = self.text.as_bytes();
+        while let Some(byte) = bytes.get(self.at) {
+            if !matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
+                return Some(*byte);
+            }
+            self.at += 1;
+        }
+        None
     }
 
-    /// Calls `each` with every key of the object that begins here, and with a cursor at the key's value.
-    pub(super) fn object(&mut self, mut each: impl FnMut(RawString<'a>, Cursor<'a>) -> Result<(), Malformed>) -> Result<(), Malformed> {
+    /// Calls `each` with every key of the object that begins here, and with the key's value.
+    #[inline]
+    pub(super) fn object(&mut self, mut each: impl FnMut(RawString<'a>, Value<'a>) -> Result<(), Malformed>) -> Result<(), Malformed> {
         self.expect(b'{')?;
         if self.take(b'}') {
             return Ok(());
@@ -47,9 +95,7 @@ impl<'a> Cursor<'a> {
         loop {
             let key = self.string()?;
             self.expect(b':')?;
-            self.peek();
-            let value = *self;
-            self.skip()?;
+            let value = self.value()?;
             each(key, value)?;
             if !self.take(b',') {
                 return self.expect(b'}');
@@ -57,10 +103,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Calls `each` with a cursor at every element of the array that begins here, until it breaks.
+    /// Calls `each` at every element of the array that begins here, until it breaks. It may step over the element; if it leaves the
+    /// cursor where it is, that is done here.
+    #[inline]
     pub(super) fn array<B>(
         &mut self,
-        mut each: impl FnMut(Cursor<'a>) -> Result<ControlFlow<B>, Malformed>,
+        mut each: impl FnMut(&mut Self) -> Result<ControlFlow<B>, Malformed>,
     ) -> Result<ControlFlow<B>, Malformed> {
         self.expect(b'[')?;
         if self.take(b']') {
@@ -68,10 +116,13 @@ impl<'a> Cursor<'a> {
         }
         loop {
             self.peek();
-            if let ControlFlow::Break(value) = each(*self)? {
+            let start = self.at;
+            if let ControlFlow::Break(value) = each(self)? {
                 return Ok(ControlFlow::Break(value));
             }
-            self.skip()?;
+            if self.at == start {
+                self.skip()?;
+            }
             if !self.take(b',') {
                 self.expect(b']')?;
                 return Ok(ControlFlow::Continue(()));
@@ -80,23 +131,15 @@ impl<'a> Cursor<'a> {
     }
 
     /// The string that begins here.
+    #[inline]
     pub(super) fn string(&mut self) -> Result<RawString<'a>, Malformed> {
         self.expect(b'"')?;
         let start = self.at;
-        let bytes = self.text.as_bytes();
-        loop {
-            let step = memchr2(b'"', b'\\', &bytes[self.at..]).ok_or(Malformed)?;
-            self.at += step;
-            if bytes[self.at] == b'"' {
-                self.at += 1;
-                // A quote is never inside a UTF-8 sequence, so both ends are borders of characters.
-                return Ok(RawString(&self.text[start..self.at - 1]));
-            }
-            self.at += 2;
-            if self.at > bytes.len() {
-                return Err(Malformed);
-            }
-        }
+        let known = self.long.and_then(|long| long.end(start));
+        let end = known.or_else(|| blocks::end_of_string(self.text.as_bytes(), start)).ok_or(Malformed)?;
+        self.at = end + 1;
+        // A quote is never inside a UTF-8 sequence, so both ends are borders of characters.
+        Ok(RawString(&self.text[start..end]))
     }
 
     /// How many brackets were open at once in the deepest value that this cursor itself has stepped over.
@@ -104,37 +147,35 @@ impl<'a> Cursor<'a> {
         self.deepest
     }
 
-    /// Steps over the value that begins here and returns it as it stands.
-    pub(super) fn skip(&mut self) -> Result<&'a str, Malformed> {
+    /// Steps over the value that begins here and returns it.
+    #[inline]
+    pub(super) fn value(&mut self) -> Result<Value<'a>, Malformed> {
         self.peek();
-        let start = self.at;
-        let mut depth = 0_usize;
-        loop {
-            match self.peek().ok_or(Malformed)? {
-                b'"' => {
-                    self.string()?;
-                }
-                b'{' | b'[' => {
-                    depth += 1;
-                    self.deepest = self.deepest.max(depth);
-                    self.at += 1;
-                    continue;
-                }
-                b'}' | b']' if depth > 0 => {
-                    depth -= 1;
-                    self.at += 1;
-                }
-                b',' | b':' if depth > 0 => {
-                    self.at += 1;
-                    continue;
-                }
-                _ => {
-                    self.scalar()?;
-                }
+        let start = *self;
+        self.skip()?;
+        Ok(Value { start, end: self.at })
+    }
+
+    /// Steps over the value that begins here.
+    #[inline]
+    pub(super) fn skip(&mut self) -> Result<(), Malformed> {
+        match self.peek().ok_or(Malformed)? {
+            b'"' => self.string().map(drop),
+            b'{' | b'[' => {
+                let bytes = self.text.as_bytes();
+                let note = |start, end| {
+                    if let Some(long) = self.long
+                        && end - start >= LongStrings::LEAST
+                    {
+                        long.add(start, end);
+                    }
+                };
+                let (end, deepest) = blocks::end_of_brackets(bytes, self.at, note).ok_or(Malformed)?;
+                self.at = end;
+                self.deepest = self.deepest.max(deepest);
+                Ok(())
             }
-            if depth == 0 {
-                return Ok(&self.text[start..self.at]);
-            }
+            _ => self.scalar().map(drop),
         }
     }
 
@@ -152,31 +193,50 @@ impl<'a> Cursor<'a> {
         if self.peek().is_none() { Ok(()) } else { Err(Malformed) }
     }
 
-    /// Calls `each` with every token of the value that begins here, white space left out: brackets, commas and colons as
-    /// themselves, strings with their escapes, everything else as written.
-    pub(super) fn tokens(&mut self, mut each: impl FnMut(Token<'a>) -> Result<(), Malformed>) -> Result<(), Malformed> {
-        let mut rest = Cursor::new(self.skip()?);
-        while let Some(byte) = rest.peek() {
-            match byte {
-                b'"' => each(Token::String(rest.string()?))?,
-                b'{' | b'}' | b'[' | b']' | b',' | b':' => {
-                    rest.at += 1;
-                    each(Token::Mark(byte))?;
-                }
-                _ => each(Token::Scalar(rest.scalar()?))?,
-            }
-        }
-        Ok(())
-    }
-
+    #[inline]
     fn take(&mut self, byte: u8) -> bool {
         let found = self.peek() == Some(byte);
         self.at += usize::from(found);
         found
     }
 
+    #[inline]
     fn expect(&mut self, byte: u8) -> Result<(), Malformed> {
         if self.take(byte) { Ok(()) } else { Err(Malformed) }
+    }
+}
+
+impl<'a> Value<'a> {
+    /// A cursor at its first byte.
+    pub(super) fn cursor(self) -> Cursor<'a> {
+        self.start
+    }
+
+    /// Its first byte.
+    pub(super) fn first(self) -> u8 {
+        self.start.text.as_bytes()[self.start.at]
+    }
+
+    /// The string that it is, if it is one.
+    pub(super) fn string(self) -> Option<RawString<'a>> {
+        (self.first() == b'"').then(|| RawString(&self.start.text[self.start.at + 1..self.end - 1]))
+    }
+
+    /// Calls `each` with every token, white space left out: brackets, commas and colons as themselves, strings with their escapes,
+    /// everything else as written.
+    pub(super) fn tokens(self, mut each: impl FnMut(Token<'a>) -> Result<(), Malformed>) -> Result<(), Malformed> {
+        let mut rest = self.start;
+        while rest.at < self.end {
+            match rest.peek().ok_or(Malformed)? {
+                b'"' => each(Token::String(rest.string()?))?,
+                mark @ (b'{' | b'}' | b'[' | b']' | b',' | b':') => {
+                    rest.at += 1;
+                    each(Token::Mark(mark))?;
+                }
+                _ => each(Token::Scalar(rest.scalar()?))?,
+            }
+        }
+        Ok(())
     }
 }
 
@@ -188,39 +248,32 @@ pub(super) enum Token<'a> {
 }
 
 impl<'a> RawString<'a> {
-    /// Calls `each` with the text in pieces, escapes undone, until it breaks. A lone surrogate, which is no character, counts as U+FFFD.
-    pub(super) fn pieces(self, mut each: impl FnMut(&str) -> ControlFlow<()>) -> Result<(), Malformed> {
-        let mut rest = self.0;
-        while let Some(at) = memchr::memchr(b'\\', rest.as_bytes()) {
-            if at > 0 && each(&rest[..at]).is_break() {
-                return Ok(());
-            }
-            let (character, length) = unescape(&rest[at..])?;
-            if each(character.encode_utf8(&mut [0; 4])).is_break() {
-                return Ok(());
-            }
-            rest = &rest[at + length..];
-        }
-        if !rest.is_empty() {
-            // The last piece: whether it breaks makes no difference.
-            let _ = each(rest);
-        }
-        Ok(())
+    /// Calls `each` with the text in pieces of whole characters, escapes undone, until it breaks. A lone surrogate, which is no character,
+    /// counts as U+FFFD.
+    pub(super) fn pieces(self, each: impl FnMut(&[u8]) -> ControlFlow<()>) -> Result<(), Malformed> {
+        unescape::pieces(self.0.as_bytes(), each)
+    }
+
+    /// The text, if it has no escapes.
+    #[inline]
+    pub(super) fn plain(self) -> Option<&'a str> {
+        (!self.0.as_bytes().contains(&b'\\')).then_some(self.0)
     }
 
     /// The whole text, escapes undone; borrowed where there are none.
+    #[inline]
     pub(super) fn text(self) -> Result<Cow<'a, str>, Malformed> {
-        if memchr::memchr(b'\\', self.0.as_bytes()).is_none() { Ok(Cow::Borrowed(self.0)) } else { self.to_text().map(Cow::Owned) }
+        self.plain().map_or_else(|| self.to_text().map(Cow::Owned), |plain| Ok(Cow::Borrowed(plain)))
     }
 
     /// The whole text as one's own.
     pub(super) fn to_text(self) -> Result<String, Malformed> {
-        let mut text = String::with_capacity(self.0.len());
+        let mut text = Vec::with_capacity(self.0.len());
         self.pieces(|piece| {
-            text.push_str(piece);
+            text.extend_from_slice(piece);
             ControlFlow::Continue(())
         })?;
-        Ok(text)
+        String::from_utf8(text).map_err(|_| Malformed)
     }
 
     /// Whether the text is `other`.
@@ -229,68 +282,35 @@ impl<'a> RawString<'a> {
     }
 }
 
-/// The character that the escape at the start of `text` stands for, and the escape's length in bytes.
-fn unescape(text: &str) -> Result<(char, usize), Malformed> {
-    let character = match text.as_bytes().get(1).ok_or(Malformed)? {
-        b'"' => '"',
-        b'\\' => '\\',
-        b'/' => '/',
-        b'b' => '\u{8}',
-        b'f' => '\u{c}',
-        b'n' => '\n',
-        b'r' => '\r',
-        b't' => '\t',
-        b'u' => {
-            let first = code_unit(text).ok_or(Malformed)?;
-            if let Some(character) = char::from_u32(first) {
-                return Ok((character, 6));
-            }
-            let second = code_unit(&text[6..]);
-            let pair = second.filter(|second| first < 0xdc00 && (0xdc00..0xe000).contains(second));
-            let joined = pair.and_then(|second| char::from_u32(0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00)));
-            return Ok(joined.map_or((char::REPLACEMENT_CHARACTER, 6), |character| (character, 12)));
-        }
-        _ => return Err(Malformed),
-    };
-    Ok((character, 2))
-}
-
-/// The number in a `\uXXXX` at the start of `text`.
-fn code_unit(text: &str) -> Option<u32> {
-    let digits = text.strip_prefix("\\u")?.get(..4)?;
-    // `from_str_radix` alone would take a sign.
-    if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) { u32::from_str_radix(digits, 16).ok() } else { None }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::Value;
+    use serde_json::Value as Json;
 
     use super::*;
 
-    fn any_json() -> impl Strategy<Value = Value> {
+    fn any_json() -> impl Strategy<Value = Json> {
         let leaf = prop_oneof![
-            Just(Value::Null),
-            any::<bool>().prop_map(Value::from),
-            any::<i64>().prop_map(Value::from),
-            any::<f64>().prop_filter("JSON has no infinities", |number| number.is_finite()).prop_map(Value::from),
-            any::<String>().prop_map(Value::from),
+            Just(Json::Null),
+            any::<bool>().prop_map(Json::from),
+            any::<i64>().prop_map(Json::from),
+            any::<f64>().prop_filter("JSON has no infinities", |number| number.is_finite()).prop_map(Json::from),
+            any::<String>().prop_map(Json::from),
         ];
         leaf.prop_recursive(5, 64, 8, |inner| {
             prop_oneof![
-                prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
-                prop::collection::hash_map(any::<String>(), inner, 0..8).prop_map(|map| Value::Object(map.into_iter().collect())),
+                prop::collection::vec(inner.clone(), 0..8).prop_map(Json::from),
+                prop::collection::hash_map(any::<String>(), inner, 0..8).prop_map(|map| Json::Object(map.into_iter().collect())),
             ]
         })
     }
 
     /// The strings of a value in order, keys among them.
-    fn strings(value: &Value, into: &mut Vec<String>) {
+    fn strings(value: &Json, into: &mut Vec<String>) {
         match value {
-            Value::String(text) => into.push(text.clone()),
-            Value::Array(items) => items.iter().for_each(|item| strings(item, into)),
-            Value::Object(map) => map.iter().for_each(|(key, value)| {
+            Json::String(text) => into.push(text.clone()),
+            Json::Array(items) => items.iter().for_each(|item| strings(item, into)),
+            Json::Object(map) => map.iter().for_each(|(key, value)| {
                 into.push(key.clone());
                 strings(value, into);
             }),
@@ -303,7 +323,8 @@ mod tests {
         fn steps_over_whatever_serde_json_writes(value in any_json(), pretty in any::<bool>()) {
             let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) }.expect("writes");
             let mut cursor = Cursor::new(&text);
-            prop_assert_eq!(cursor.skip().expect("valid"), text.as_str());
+            let value = cursor.value().expect("valid");
+            prop_assert_eq!((value.start.at, value.end), (0, text.len()));
             prop_assert_eq!(cursor.end(), Ok(()));
         }
 
@@ -312,7 +333,7 @@ mod tests {
             let text = serde_json::to_string(&value).expect("writes");
             let (mut expected, mut found) = (Vec::new(), Vec::new());
             strings(&value, &mut expected);
-            Cursor::new(&text).tokens(|token| {
+            Cursor::new(&text).value().expect("valid").tokens(|token| {
                 if let Token::String(raw) = token { found.push(raw.to_text()?) }
                 Ok(())
             }).expect("valid");
@@ -326,10 +347,27 @@ mod tests {
         }
 
         #[test]
+        fn what_is_known_of_long_strings_changes_nothing(lengths in prop::collection::vec(0..3_000_usize, 0..20), escape in "|\\\\\\\\|\\\\\"") {
+            let strings: Vec<String> = lengths.iter().map(|length| format!("\"{}{escape}\"", "é".repeat(*length))).collect();
+            let text = format!("[[{}]]", strings.join(","));
+            let long = LongStrings::default();
+            let mut cursor = Cursor::with_long(&text, &long);
+            let mut first = cursor;
+            prop_assert_eq!((cursor.skip(), cursor.at), (Ok(()), text.len()));
+            let mut found = Vec::new();
+            first.at += 1;
+            let end = first.array::<()>(|item| {
+                found.push(format!("\"{}\"", item.string()?.0));
+                Ok(ControlFlow::Continue(()))
+            });
+            prop_assert_eq!((end, found, first.at), (Ok(ControlFlow::Continue(())), strings, text.len() - 1));
+        }
+
+        #[test]
         fn no_input_panics(text in "[\\[\\]{}\",:\\\\u0-9a-fé ]{0,40}") {
             let _ = Cursor::new(&text).skip();
-            let _ = Cursor::new(&text).object(|key, mut value| { key.to_text()?; value.skip()?; Ok(()) });
-            let _ = Cursor::new(&text).array(|mut value| { value.skip()?; Ok(ControlFlow::<()>::Continue(())) });
+            let _ = Cursor::new(&text).object(|key, value| { key.to_text()?; value.cursor().skip()?; Ok(()) });
+            let _ = Cursor::new(&text).array(|value| { value.skip()?; Ok(ControlFlow::<()>::Continue(())) });
             let _ = RawString(&text).to_text();
         }
     }
@@ -353,6 +391,7 @@ mod tests {
     #[test]
     fn depth_does_not_matter() {
         let deep = "[".repeat(1_000_000) + &"]".repeat(1_000_000);
-        assert_eq!(Cursor::new(&deep).skip(), Ok(deep.as_str()));
+        let mut cursor = Cursor::new(&deep);
+        assert_eq!((cursor.skip(), cursor.at, cursor.deepest()), (Ok(()), deep.len(), 1_000_000));
     }
 }

@@ -8,8 +8,9 @@ use std::ops::ControlFlow;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::json::{Cursor, Malformed, RawString, Token};
+use super::json::{Cursor, Malformed, RawString, Token, Value};
 use super::surface::Family;
+use super::unescape::is_start;
 
 /// What placement hashes a request to. Equal keys have equal homes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +80,7 @@ impl KeyHasher {
         let mut length = 0;
         text.pieces(|piece| {
             let (taken, characters) = cut(piece, self.room);
-            self.hash.update(taken.as_bytes());
+            self.hash.update(taken);
             length += taken.len();
             self.room -= characters;
             if self.room == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -89,11 +90,13 @@ impl KeyHasher {
         Ok(())
     }
 
-    /// Token ids, in the array that begins at `tokens`: four little-endian bytes each, each byte counted as a character.
-    pub(super) fn token_ids(&mut self, mut tokens: Cursor<'_>) -> Result<(), Malformed> {
+    /// Token ids, in the array that `tokens` steps over unless the prefix ends in it: four little-endian bytes each, each byte counted as a
+    /// character.
+    pub(super) fn token_ids(&mut self, tokens: &mut Cursor<'_>) -> Result<(), Malformed> {
         let mut length = 0;
-        // Whether it ended early makes no difference.
-        let _ = tokens.array::<()>(|mut token| {
+        // The caller must not go on from the middle of the array.
+        let mut list = *tokens;
+        let end = list.array::<()>(|token| {
             if self.room == 0 {
                 return Ok(ControlFlow::Break(()));
             }
@@ -104,6 +107,9 @@ impl KeyHasher {
             self.room -= taken;
             Ok(ControlFlow::Continue(()))
         })?;
+        if end.is_continue() {
+            *tokens = list;
+        }
         self.has_prompt |= length > 0;
         self.close(Part::TokenIds, length);
         Ok(())
@@ -118,13 +124,13 @@ impl KeyHasher {
     }
 
     /// The value at `value` with white space and ways of escaping left out; for what is compared but not counted.
-    pub(super) fn value(&mut self, mut value: Cursor<'_>) -> Result<(), Malformed> {
+    pub(super) fn value(&mut self, value: Value<'_>) -> Result<(), Malformed> {
         self.has_prompt = true;
         value.tokens(|token| {
             match token {
                 Token::Mark(mark) => self.part(Part::Mark, &[mark]),
                 Token::Scalar(scalar) => self.part(Part::Scalar, scalar.as_bytes()),
-                Token::String(text) => self.part(Part::String, text.to_text()?.as_bytes()),
+                Token::String(text) => self.string(text)?,
             }
             Ok(())
         })
@@ -133,13 +139,28 @@ impl KeyHasher {
     /// Where a part that is no text comes from, or its data: compared, not counted.
     pub(super) fn medium(&mut self, source: RawString<'_>) -> Result<(), Malformed> {
         self.has_prompt = true;
-        self.part(Part::String, source.to_text()?.as_bytes());
-        Ok(())
+        self.string(source)
     }
 
     /// The key; `None` where the prompt was empty.
     pub(super) fn finish(self) -> Option<Key> {
         self.has_prompt.then(|| Key(self.hash.digest()))
+    }
+
+    /// A whole string, however long: a picture's data too.
+    fn string(&mut self, text: RawString<'_>) -> Result<(), Malformed> {
+        if let Some(plain) = text.plain() {
+            self.part(Part::String, plain.as_bytes());
+            return Ok(());
+        }
+        let mut length = 0;
+        text.pieces(|piece| {
+            self.hash.update(piece);
+            length += piece.len();
+            ControlFlow::Continue(())
+        })?;
+        self.close(Part::String, length);
+        Ok(())
     }
 
     fn part(&mut self, part: Part, bytes: &[u8]) {
@@ -154,12 +175,18 @@ impl KeyHasher {
     }
 }
 
-/// The first `room` characters of `text`, and how many they are.
-fn cut(text: &str, room: usize) -> (&str, usize) {
-    if text.len() > room
-        && let Some((end, _)) = text.char_indices().nth(room)
-    {
-        return (&text[..end], room);
+/// The first `room` characters of `text`, which is UTF-8, and how many they are.
+fn cut(text: &[u8], room: usize) -> (&[u8], usize) {
+    let characters = count(text);
+    if characters <= room {
+        return (text, characters);
     }
-    (text, text.chars().count())
+    let end = text.iter().enumerate().filter(|(_, byte)| is_start(**byte)).nth(room).map_or(text.len(), |(end, _)| end);
+    (&text[..end], room)
+}
+
+/// The number of characters of `text`.
+fn count(text: &[u8]) -> usize {
+    // Counters of one byte keep the compiler's vectors full.
+    text.chunks(128).map(|some| usize::from(some.iter().map(|byte| u8::from(is_start(*byte))).sum::<u8>())).sum()
 }

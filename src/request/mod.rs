@@ -2,10 +2,12 @@
 //!
 //! Pure: it reads a path, one header and a body, and changes none of them.
 
+mod blocks;
 mod json;
 mod key;
 mod prompt;
 mod surface;
+mod unescape;
 
 #[cfg(test)]
 mod tests;
@@ -18,7 +20,7 @@ pub use key::Key;
 pub use surface::{Dialect, Refusal, Surface};
 
 use crate::units::PrefixLength;
-use json::Malformed;
+use json::{LongStrings, Malformed};
 use key::KeyHasher;
 use prompt::Fields;
 use surface::Family;
@@ -90,7 +92,8 @@ impl Ask {
     ///
     /// There is no wrong body: what cannot be read as the surface's JSON is placed by its raw bytes, and the engine judges it.
     pub fn read(surface: Surface, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Self {
-        let understood = std::str::from_utf8(body).ok().and_then(|text| Fields::parse(text).ok());
+        let long = LongStrings::default();
+        let understood = simdutf8::basic::from_utf8(body).ok().and_then(|text| Fields::parse(text, &long).ok());
         let family = surface.family().map(|family| if understood.is_some() { family } else { Family::Native });
         let fields = understood.unwrap_or_default();
         let too_deep = fields.depth > settings.max_json_depth && family.is_some_and(|family| family != Family::Native);

@@ -2,10 +2,11 @@
 //!
 //! A body is only looked at. Fields, roles and shapes that are not known here contribute nothing and cause no error.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 
 use super::Includes;
-use super::json::{Cursor, Malformed, RawString, Token};
+use super::json::{Cursor, LongStrings, Malformed, RawString, Token, Value};
 use super::key::KeyHasher;
 use super::surface::Surface;
 
@@ -16,29 +17,29 @@ const MEDIA_SOURCES: [&str; 8] = ["url", "data", "image_url", "video_url", "audi
 #[derive(Default)]
 pub(super) struct Fields<'a> {
     pub(super) model: Option<String>,
-    pub(super) prompt_cache_key: Option<String>,
-    pub(super) cache_salt: Option<String>,
+    pub(super) prompt_cache_key: Option<Cow<'a, str>>,
+    pub(super) cache_salt: Option<Cow<'a, str>>,
     /// 0 where there is none, or none that is a whole number: the engine is the judge of that.
     pub(super) priority: i64,
-    messages: Option<Cursor<'a>>,
-    prompt: Option<Cursor<'a>>,
-    input: Option<Cursor<'a>>,
-    instructions: Option<Cursor<'a>>,
-    system: Option<Cursor<'a>>,
-    tools: Option<Cursor<'a>>,
+    messages: Option<Value<'a>>,
+    prompt: Option<Value<'a>>,
+    input: Option<Value<'a>>,
+    instructions: Option<Value<'a>>,
+    system: Option<Value<'a>>,
+    tools: Option<Value<'a>>,
     /// How many objects and arrays are open at once where the body is nested deepest; its own braces are the first.
     pub(super) depth: usize,
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of the JSON object that `text` is.
-    pub(super) fn parse(text: &'a str) -> Result<Self, Malformed> {
+    /// The fields of the JSON object that `text` is; `long` is for the walk through the prompt afterwards.
+    pub(super) fn parse(text: &'a str, long: &'a LongStrings) -> Result<Self, Malformed> {
         let mut fields = Self::default();
-        let mut cursor = Cursor::new(text);
+        let mut cursor = Cursor::with_long(text, long);
         cursor.object(|name, value| {
-            let text = |value| string_at(value)?.map(RawString::to_text).transpose();
+            let text = |value: Value<'a>| value.string().map(RawString::text).transpose();
             match name.text()?.as_ref() {
-                "model" => fields.model = text(value)?,
+                "model" => fields.model = text(value)?.map(Cow::into_owned),
                 "prompt_cache_key" => fields.prompt_cache_key = text(value)?,
                 "cache_salt" => fields.cache_salt = text(value)?,
                 "priority" => fields.priority = whole_number(value).unwrap_or_default(),
@@ -71,7 +72,7 @@ impl<'a> Fields<'a> {
             }
             Surface::Responses => {
                 walk.message_of("system", self.instructions)?;
-                match self.input.and_then(|mut input| input.peek()) {
+                match self.input.map(Value::first) {
                     Some(b'[') => walk.messages(self.input),
                     _ => walk.message_of("user", self.input),
                 }
@@ -88,8 +89,8 @@ impl<'a> Fields<'a> {
 }
 
 /// The whole number at `value`, also where it is written as vLLM takes it too: `5.0`.
-fn whole_number(mut value: Cursor<'_>) -> Option<i64> {
-    let text = value.scalar().ok()?;
+fn whole_number(value: Value<'_>) -> Option<i64> {
+    let text = value.cursor().scalar().ok()?;
     // A float becomes an integer by saturation.
     text.parse().ok().or_else(|| text.parse().ok().filter(|number: &f64| number.fract() == 0.0).map(|number| number as i64))
 }
@@ -102,25 +103,27 @@ struct Walk<'k> {
 
 impl Walk<'_> {
     /// A list of messages: for each the role, then its text.
-    fn messages(&mut self, messages: Option<Cursor<'_>>) -> Result<(), Malformed> {
+    fn messages(&mut self, messages: Option<Value<'_>>) -> Result<(), Malformed> {
         self.each(messages, |walk, message| {
-            let Some(mut message) = object_at(message) else { return Ok(()) };
+            if message.peek() != Some(b'{') {
+                return Ok(());
+            }
             let (mut role, mut content) = (None, None);
             message.object(|name, value| {
                 match name.text()?.as_ref() {
-                    "role" => role = string_at(value)?,
+                    "role" => role = value.string(),
                     "content" => content = Some(value),
                     _ => {}
                 }
                 Ok(())
             })?;
-            walk.key.role(&role.map(RawString::to_text).transpose()?.unwrap_or_default());
+            walk.key.role(&role.map(RawString::text).transpose()?.unwrap_or_default());
             walk.content(content)
         })
     }
 
     /// One message that stands in a field of its own, as if it were the next of the list.
-    fn message_of(&mut self, role: &str, content: Option<Cursor<'_>>) -> Result<(), Malformed> {
+    fn message_of(&mut self, role: &str, content: Option<Value<'_>>) -> Result<(), Malformed> {
         if self.key.is_full() || present(content).is_none() {
             return Ok(());
         }
@@ -129,28 +132,27 @@ impl Walk<'_> {
     }
 
     /// The content of a message: a text, or parts in order. Anything else is an empty text.
-    fn content(&mut self, content: Option<Cursor<'_>>) -> Result<(), Malformed> {
-        let Some(mut content) = content else { return Ok(()) };
-        match content.peek() {
-            Some(b'"') => self.key.text(content.string()?),
-            Some(b'[') => self.each(Some(content), Self::part),
-            _ => Ok(()),
+    fn content(&mut self, content: Option<Value<'_>>) -> Result<(), Malformed> {
+        match content.and_then(Value::string) {
+            Some(text) => self.key.text(text),
+            None => self.each(content, Self::part),
         }
     }
 
     /// One part of a message's content.
-    fn part(&mut self, mut part: Cursor<'_>) -> Result<(), Malformed> {
-        if part.peek() == Some(b'"') {
-            return self.key.text(part.string()?);
+    fn part(&mut self, part: &mut Cursor<'_>) -> Result<(), Malformed> {
+        match part.peek() {
+            Some(b'"') => return self.key.text(part.string()?),
+            Some(b'{') => {}
+            _ => return Ok(()),
         }
-        let Some(mut part) = object_at(part) else { return Ok(()) };
-        let whole = part;
+        let mut whole = *part;
         let (mut kind, mut text, mut refusal) = (None, None, None);
         part.object(|name, value| {
             match name.text()?.as_ref() {
-                "type" => kind = string_at(value)?,
-                "text" => text = string_at(value)?,
-                "refusal" => refusal = string_at(value)?,
+                "type" => kind = value.string(),
+                "text" => text = value.string(),
+                "refusal" => refusal = value.string(),
                 _ => {}
             }
             Ok(())
@@ -161,14 +163,14 @@ impl Walk<'_> {
         } else if kind.is_none() || is("text") || is("input_text") || is("output_text") {
             text.map_or(Ok(()), |text| self.key.text(text))
         } else if self.includes.media {
-            self.media(whole)
+            self.media(whole.value()?)
         } else {
             Ok(())
         }
     }
 
     /// A part that is no text: the values that say which one it is, however the surface nests them.
-    fn media(&mut self, mut part: Cursor<'_>) -> Result<(), Malformed> {
+    fn media(&mut self, part: Value<'_>) -> Result<(), Malformed> {
         let (mut name, mut at_value): (Option<RawString<'_>>, bool) = (None, false);
         part.tokens(|token| {
             let is_source = || name.is_some_and(|name| MEDIA_SOURCES.iter().any(|source| name.is(source)));
@@ -183,32 +185,30 @@ impl Walk<'_> {
     }
 
     /// A prompt or an input to embed: a text, token ids, or a list of such.
-    fn inputs(&mut self, inputs: Option<Cursor<'_>>) -> Result<(), Malformed> {
-        let Some(mut inputs) = inputs else { return Ok(()) };
-        match inputs.peek() {
-            Some(b'"') => self.key.text(inputs.string()?),
-            Some(b'[') if begins_with_number(inputs)? => self.key.token_ids(inputs),
-            Some(b'[') => self.each(Some(inputs), |walk, mut item| match item.peek() {
-                Some(b'"') => walk.key.text(item.string()?),
-                Some(b'[') => walk.key.token_ids(item),
-                _ => Ok(()),
-            }),
-            _ => Ok(()),
+    fn inputs(&mut self, inputs: Option<Value<'_>>) -> Result<(), Malformed> {
+        let Some(inputs) = inputs else { return Ok(()) };
+        if let Some(text) = inputs.string() {
+            return self.key.text(text);
         }
+        if begins_with_number(inputs) {
+            return self.key.token_ids(&mut inputs.cursor());
+        }
+        self.each(Some(inputs), |walk, item| match item.peek() {
+            Some(b'"') => walk.key.text(item.string()?),
+            Some(b'[') => walk.key.token_ids(item),
+            _ => Ok(()),
+        })
     }
 
     /// Calls `step` with each element of a list until the prefix is complete; what is no list has no elements.
     fn each(
         &mut self,
-        list: Option<Cursor<'_>>,
-        mut step: impl FnMut(&mut Self, Cursor<'_>) -> Result<(), Malformed>,
+        list: Option<Value<'_>>,
+        mut step: impl FnMut(&mut Self, &mut Cursor<'_>) -> Result<(), Malformed>,
     ) -> Result<(), Malformed> {
-        let Some(mut list) = list else { return Ok(()) };
-        if list.peek() != Some(b'[') {
-            return Ok(());
-        }
+        let Some(list) = list.filter(|list| list.first() == b'[') else { return Ok(()) };
         // Whether it ended early makes no difference.
-        let _ = list.array::<()>(|item| {
+        let _ = list.cursor().array::<()>(|item| {
             if self.key.is_full() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -220,23 +220,16 @@ impl Walk<'_> {
 }
 
 /// A value that is there and not `null`.
-fn present(value: Option<Cursor<'_>>) -> Option<Cursor<'_>> {
-    value.filter(|value| value.clone().peek() != Some(b'n'))
+fn present(value: Option<Value<'_>>) -> Option<Value<'_>> {
+    value.filter(|value| value.first() != b'n')
 }
 
-fn object_at(mut value: Cursor<'_>) -> Option<Cursor<'_>> {
-    (value.peek() == Some(b'{')).then_some(value)
-}
-
-fn string_at(mut value: Cursor<'_>) -> Result<Option<RawString<'_>>, Malformed> {
-    if value.peek() == Some(b'"') { value.string().map(Some) } else { Ok(None) }
-}
-
-fn begins_with_number(mut list: Cursor<'_>) -> Result<bool, Malformed> {
+fn begins_with_number(list: Value<'_>) -> bool {
     let mut is_number = false;
-    let _ = list.array::<()>(|mut first| {
+    // What is no list does not begin with a number either.
+    let _ = list.cursor().array::<()>(|first| {
         is_number = first.peek().is_some_and(|byte| byte.is_ascii_digit() || byte == b'-');
         Ok(ControlFlow::Break(()))
-    })?;
-    Ok(is_number)
+    });
+    is_number
 }

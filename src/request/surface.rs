@@ -65,6 +65,23 @@ pub enum Refusal {
 }
 
 impl Surface {
+    /// All of them, as they stand above.
+    pub const ALL: [Self; 13] = [
+        Self::ChatCompletions,
+        Self::Completions,
+        Self::Responses,
+        Self::Messages,
+        Self::Embeddings,
+        Self::Invocations,
+        Self::Tokenize,
+        Self::OtherInference,
+        Self::Other,
+        Self::Health,
+        Self::Ping,
+        Self::Models,
+        Self::Load,
+    ];
+
     /// The surface of a request's path (without its query), or why it is refused. `also` are the configured `expose_paths`.
     ///
     /// The path is judged as an engine would read it, with percent-escapes undone, since `/%73leep` is `/sleep` to the engine.

@@ -179,6 +179,24 @@ fn prompts_of_completions() {
 }
 
 #[test]
+fn what_follows_a_full_prefix_is_not_judged() {
+    let of = |surface, body: &str| key_with(surface, body, None, Includes::default());
+    for (before, judged) in [(1_023, true), (1_024, false), (1_025, false), (3_000, false)] {
+        let body = |end: &str| format!(r#"{{"messages":[{{"content":"{}{end}"}}]}}"#, "é".repeat(before));
+        let bad = body("\\x");
+        let expected = if judged { of(Surface::Invocations, &bad) } else { of(Surface::ChatCompletions, &body("")) };
+        assert_eq!(of(Surface::ChatCompletions, &bad), expected, "{before}");
+    }
+    // Of a list of lists that is full in the middle of one, the rest is stepped over, and what stands behind it looked at.
+    let ids = |rest: &str| format!(r#"{{"prompt":[[{}{rest}]}}"#, vec!["7"; 256].join(","));
+    let full = of(Surface::Completions, &ids("]"));
+    for rest in [",8]", ",8],[9]", ",[{}]], \"x\"", " ] , -1"] {
+        assert_eq!(of(Surface::Completions, &ids(rest)), full, "{rest}");
+    }
+    assert_eq!(of(Surface::Completions, &ids(",8] 9")), of(Surface::Invocations, &ids(",8] 9")));
+}
+
+#[test]
 fn prompts_without_text_have_no_key() {
     let image = json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]);
     for body in [

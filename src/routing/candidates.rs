@@ -2,6 +2,7 @@
 //! those that are full.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,17 +13,19 @@ use crate::request::Key;
 /// What a strategy picks from.
 pub struct Candidates<'a> {
     pool: &'a Pool,
-    eligible: Cow<'a, [bool]>,
-    /// Whether an earlier try for the same request failed.
-    is_another_try: bool,
+    /// Where an earlier try for the same request failed.
+    tried: &'a [Arc<Replica>],
+    now: Instant,
+    /// Of each member, from when it is asked of all of them: then it must not change any more. Mostly it is asked of the home alone.
+    eligible: OnceCell<Cow<'a, [bool]>>,
     /// Who has so many in flight takes no more.
     limit: Option<u64>,
 }
 
 impl<'a> Candidates<'a> {
     /// The members of `pool` that a request may go to at `now` which was at `tried` already.
-    pub fn new(pool: &'a Pool, tried: &[Arc<Replica>], now: Instant) -> Self {
-        Self { pool, eligible: pool.eligible(tried, now), is_another_try: !tried.is_empty(), limit: None }
+    pub fn new(pool: &'a Pool, tried: &'a [Arc<Replica>], now: Instant) -> Self {
+        Self { pool, tried, now, eligible: OnceCell::new(), limit: None }
     }
 
     /// Those of them that have fewer than `limit` in flight; all of them where there is no limit. It is kept exactly only where one choice is made after
@@ -33,7 +36,12 @@ impl<'a> Candidates<'a> {
 
     /// Whether an earlier try for the same request failed.
     pub(super) fn is_another_try(&self) -> bool {
-        self.is_another_try
+        !self.tried.is_empty()
+    }
+
+    /// Whether there is anybody, be it somebody who takes no more.
+    pub fn is_anybody(&self) -> bool {
+        self.eligible().contains(&true)
     }
 
     /// Whether a request that goes to that one shows whether it is well again.
@@ -43,11 +51,11 @@ impl<'a> Candidates<'a> {
 
     /// The same without that one.
     pub(super) fn without(&self, replica: &Replica) -> Self {
-        let mut eligible = self.eligible.clone().into_owned();
+        let mut eligible = self.eligible().to_vec();
         for (eligible, member) in eligible.iter_mut().zip(self.pool.members()) {
             *eligible &= !member.is(replica);
         }
-        Self { pool: self.pool, eligible: Cow::Owned(eligible), is_another_try: self.is_another_try, limit: self.limit }
+        Self { eligible: OnceCell::from(Cow::Owned(eligible)), ..*self }
     }
 
     /// All of them, in the order of the membership.
@@ -58,7 +66,8 @@ impl<'a> Candidates<'a> {
     /// The key's home, where it may be chosen but for the limit.
     pub(super) fn home(&self, key: Key) -> Option<&'a Arc<Replica>> {
         let index = self.pool.ring().home(key)?;
-        self.eligible[index].then(|| &self.pool.members()[index])
+        let alone = if self.eligible.get().is_none() { self.pool.is_eligible(index, self.tried, self.now) } else { None };
+        alone.unwrap_or_else(|| self.eligible()[index]).then(|| &self.pool.members()[index])
     }
 
     /// From how many in flight on a replica takes no more, where that is less than `threshold`, else that.
@@ -74,7 +83,11 @@ impl<'a> Candidates<'a> {
     fn at(&self, index: usize) -> Option<&'a Arc<Replica>> {
         let member = &self.pool.members()[index];
         let full = || self.limit.is_some_and(|limit| member.outstanding() >= limit);
-        (self.eligible[index] && !full()).then_some(member)
+        (self.eligible()[index] && !full()).then_some(member)
+    }
+
+    fn eligible(&self) -> &[bool] {
+        self.eligible.get_or_init(|| self.pool.eligible(self.tried, self.now))
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::cmp::Ordering;
 
-use rand::{Rng, RngExt};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngExt, SeedableRng};
 
 use super::candidates::by_load;
 use super::{Candidates, Choice, Reason, Strategy};
@@ -14,13 +15,16 @@ impl Strategy for LeastOutstanding {
     fn choose(&self, _: Option<Key>, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
         let mut all = candidates.iter();
         let (mut least, mut ties) = (all.next()?, 1_u32);
+        // In an idle fleet all are equal. A number for each of a thousand from `rng`, which is made to keep secrets, takes as long as all the rest.
+        let mut quick = None;
         for replica in all {
             match by_load(replica, least) {
                 Ordering::Less => (least, ties) = (replica, 1),
                 Ordering::Equal => {
                     // The n-th of equals replaces the one held with chance 1/n: each of them is as likely in the end.
                     ties += 1;
-                    if rng.random_range(0..ties) == 0 {
+                    let quick = quick.get_or_insert_with(|| SmallRng::seed_from_u64(rng.next_u64()));
+                    if quick.random_range(0..ties) == 0 {
                         least = replica;
                     }
                 }

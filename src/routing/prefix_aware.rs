@@ -2,6 +2,7 @@
 //!
 //! It keeps no state, so routers that share nothing agree on every home.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use rand::Rng;
@@ -29,10 +30,24 @@ impl PrefixAware {
     fn overflow<'a>(&self, key: Key, candidates: &Candidates<'a>) -> Option<&'a Arc<Replica>> {
         let rank = |replica: &&Arc<Replica>| replica.outstanding() >= self.threshold;
         match self.overflow {
-            Overflow::LeastLoaded => candidates.iter().min_by(|one, other| {
-                let tie = || tie_break(key, one).cmp(&tie_break(key, other));
-                rank(one).cmp(&rank(other)).then_with(|| by_load(one, other)).then_with(tie)
-            }),
+            Overflow::LeastLoaded => {
+                let mut all = candidates.iter();
+                // In a fleet with little to do many are equal: no place among equals is worked out twice.
+                let (mut least, mut place) = (all.next()?, None);
+                for other in all {
+                    match rank(&other).cmp(&rank(&least)).then_with(|| by_load(other, least)) {
+                        Ordering::Less => (least, place) = (other, None),
+                        Ordering::Equal => {
+                            let its = tie_break(key, other);
+                            if its < *place.get_or_insert_with(|| tie_break(key, least)) {
+                                (least, place) = (other, Some(its));
+                            }
+                        }
+                        Ordering::Greater => {}
+                    }
+                }
+                Some(least)
+            }
             // `min_by` keeps the earlier of equals: ties go by the key's order.
             Overflow::NextChoices => {
                 candidates.order(key).take(3).min_by(|one, other| rank(one).cmp(&rank(other)).then_with(|| by_load(one, other)))

@@ -1,12 +1,11 @@
 //! `round_robin`: in turn, each as often as its weight says. It looks at neither prompt nor load.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError, Weak};
 
 use rand::Rng;
 
 use super::{Candidates, Choice, Reason, Strategy};
-use crate::fleet::Incarnation;
+use crate::fleet::{ByIncarnation, Incarnation};
 use crate::request::Key;
 
 /// Every candidate earns its weight at each turn; the richest is chosen and pays what all earned. Equal replicas thus take strict turns,
@@ -18,8 +17,7 @@ pub(super) struct RoundRobin {
 
 #[derive(Default)]
 struct Bank {
-    /// By incarnation.
-    accounts: HashMap<u64, Account>,
+    accounts: ByIncarnation<Account>,
     /// With so many accounts it is time to close those whose holders have left.
     full: usize,
 }

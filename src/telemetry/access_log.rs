@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode, Uri};
 
-use super::labels::RetryCause;
+use super::labels::{RetryCause, reason, route};
 use super::metrics::{CLIENT_GONE, Metrics};
 use super::{LogFormat, log};
 use crate::fleet::Replica;
@@ -138,11 +138,10 @@ impl Drop for Record {
             Some(status) if self.complete => (status.as_u16(), self.error),
             _ => (STATUS_CLIENT_GONE, Some(CLIENT_GONE)),
         };
-        let route = self.surface.map_or("refused", Surface::label);
-        let reason = self.reason.map_or("none", Reason::label);
+        let (route, reason) = (route(self.surface), reason(self.reason));
         let whole = self.begun.elapsed();
         let first_byte = self.first_byte.map(|at| at - self.begun);
-        self.metrics.finished([route, reason], status, error, first_byte, whole);
+        self.metrics.finished((self.surface, self.reason), status, error, first_byte, whole);
         let Some(format) = log::format().filter(|_| tracing::enabled!(target: TARGET, tracing::Level::INFO)) else { return };
         let mut line = Line::new(format, SystemTime::now());
         line.text("request_id", &self.request_id());
@@ -215,14 +214,18 @@ impl Line {
 
     fn number(&mut self, name: &str, number: u64) {
         self.name(name);
-        self.put(format_args!("{number}"));
+        self.digits(number);
     }
 
     /// To the microsecond; more digits would only be noise.
     fn milliseconds(&mut self, name: &str, time: Duration) {
         self.name(name);
-        let micros = time.as_micros();
-        self.put(format_args!("{}.{:03}", micros / 1_000, micros % 1_000));
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        self.digits(micros / 1_000);
+        // A 1 before them keeps the leading zeros; the point takes its place.
+        let place = self.bytes.len();
+        self.digits(1_000 + micros % 1_000);
+        self.bytes[place] = b'.';
     }
 
     fn end(mut self) -> Vec<u8> {
@@ -241,6 +244,10 @@ impl Line {
         for part in [before, name.as_bytes(), after] {
             self.bytes.extend_from_slice(part);
         }
+    }
+
+    fn digits(&mut self, number: u64) {
+        self.bytes.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
     }
 
     fn quoted(&mut self, text: &str) {

@@ -2,6 +2,19 @@
 //!
 //! What is counted under them is `metrics`' business.
 
+use crate::request::Surface;
+use crate::routing::Reason;
+
+/// The route of a request: where its path is not served it has none.
+pub(super) fn route(surface: Option<Surface>) -> &'static str {
+    surface.map_or("refused", Surface::label)
+}
+
+/// Why a request's last replica was chosen, where there was one.
+pub(super) fn reason(reason: Option<Reason>) -> &'static str {
+    reason.map_or("none", Reason::label)
+}
+
 /// What kept a request from waiting, or from waiting longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueBound {

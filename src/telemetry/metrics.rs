@@ -2,17 +2,19 @@
 //! that no client can add a series; those of a replica that has left go when nobody can count on it any more.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
 
-use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError};
-use crate::fleet::{Incarnation, Replica, Snapshot, State};
+use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError, reason, route};
+use crate::fleet::{ByIncarnation, Incarnation, Replica, Snapshot, State};
+use crate::request::Surface;
 use crate::routing::Reason;
 
 /// What a client that left is called in the log; it has a counter of its own.
@@ -59,13 +61,48 @@ pub struct Metrics {
     last_reload: Gauge,
     reload_successful: IntGauge,
     /// The incarnations that are, or were, in the fleet, as long as somebody may count on them.
-    shown: Mutex<HashMap<u64, Shown>>,
+    shown: Mutex<ByIncarnation<Shown>>,
+    /// Their counters, at hand for requests. Those of one that has ended go at the next change of the fleet.
+    choices_of: ArcSwap<ByIncarnation<Arc<Choices>>>,
+    /// By surface, the last for requests that have none.
+    routes: [Route; Surface::ALL.len() + 1],
+}
+
+/// The counters of one replica's choices, by reason: to look a series up by its labels takes a lock, and three times as long.
+///
+/// Series must not go while somebody counts on them. They do not: who counts holds the replica, and as long as its incarnation is held its name keeps its
+/// series. An incarnation that comes later under that name, while they are there, goes on with them.
+type Choices = [IntCounter; Reason::ALL.len()];
+
+/// The series of one route, at hand from when they are first used: from then on they are visible.
+#[derive(Default)]
+struct Route {
+    duration: OnceLock<Histogram>,
+    first_byte: OnceLock<Histogram>,
+    /// By class of the status, and by reason, the last for requests that have none.
+    requests: [[OnceLock<IntCounter>; Reason::ALL.len() + 1]; CLASSES.len()],
+}
+
+/// The classes of statuses.
+const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "499"];
+
+/// The index of a status's class.
+fn class(status: u16) -> usize {
+    match status {
+        499 => 5,
+        ..200 => 0,
+        200..300 => 1,
+        300..400 => 2,
+        400..500 => 3,
+        500.. => 4,
+    }
 }
 
 /// An incarnation that has series.
 struct Shown {
     name: String,
     incarnation: Weak<Incarnation>,
+    choices: Arc<Choices>,
 }
 
 impl Metrics {
@@ -147,6 +184,8 @@ impl Metrics {
                 "Whether the configuration was without an error when it was last read.",
             )?,
             shown: Mutex::default(),
+            choices_of: ArcSwap::default(),
+            routes: Default::default(),
             registry: registry.clone(),
         };
         registry.register(Box::new(metrics.client_aborts.clone()))?;
@@ -189,14 +228,13 @@ impl Metrics {
             if shown.contains_key(&replica.incarnation()) {
                 continue;
             }
-            for reason in Reason::ALL {
-                self.choices.with_label_values(&[replica.name(), reason.label()]);
-            }
+            let choices = Arc::new(Reason::ALL.map(|reason| self.choices.with_label_values(&[replica.name(), reason.label()])));
             for kind in UpstreamError::ALL {
                 self.upstream_errors.with_label_values(&[replica.name(), kind.label()]);
             }
-            shown.insert(replica.incarnation(), Shown { name: replica.name().to_owned(), incarnation: replica.watch() });
+            shown.insert(replica.incarnation(), Shown { name: replica.name().to_owned(), incarnation: replica.watch(), choices });
         }
+        self.choices_of.store(Arc::new(shown.iter().map(|(&number, shown)| (number, Arc::clone(&shown.choices))).collect()));
     }
 
     /// Makes the series of a source of replicas visible at zero.
@@ -248,7 +286,10 @@ impl Metrics {
 
     /// Counts a choice.
     pub fn chosen(&self, replica: &Replica, reason: Reason) {
-        self.choices.with_label_values(&[replica.name(), reason.label()]).inc();
+        match self.choices_of.load().get(&replica.incarnation()) {
+            Some(choices) => choices[reason as usize].inc(),
+            None => self.choices.with_label_values(&[replica.name(), reason.label()]).inc(),
+        }
     }
 
     /// Counts a further sending.
@@ -298,20 +339,21 @@ impl Metrics {
     }
 
     /// Counts a request that is over.
-    pub(super) fn finished(&self, labels: [&str; 2], status: u16, error: Option<&str>, first_byte: Option<Duration>, whole: Duration) {
-        let [route, reason] = labels;
-        let class = match status {
-            499 => "499",
-            ..200 => "1xx",
-            200..300 => "2xx",
-            300..400 => "3xx",
-            400..500 => "4xx",
-            500.. => "5xx",
-        };
-        self.requests.with_label_values(&[route, class, reason]).inc();
-        self.duration.with_label_values(&[route]).observe(whole.as_secs_f64());
+    pub(super) fn finished(
+        &self,
+        (surface, why): (Option<Surface>, Option<Reason>),
+        status: u16,
+        error: Option<&str>,
+        first_byte: Option<Duration>,
+        whole: Duration,
+    ) {
+        let (of_route, class) = (&self.routes[surface.map_or(Surface::ALL.len(), |surface| surface as usize)], class(status));
+        let requests = &of_route.requests[class][why.map_or(Reason::ALL.len(), |why| why as usize)];
+        requests.get_or_init(|| self.requests.with_label_values(&[route(surface), CLASSES[class], reason(why)])).inc();
+        let histogram = |of_all: &HistogramVec| of_all.with_label_values(&[route(surface)]);
+        of_route.duration.get_or_init(|| histogram(&self.duration)).observe(whole.as_secs_f64());
         if let Some(first_byte) = first_byte {
-            self.first_byte.with_label_values(&[route]).observe(first_byte.as_secs_f64());
+            of_route.first_byte.get_or_init(|| histogram(&self.first_byte)).observe(first_byte.as_secs_f64());
         }
         match error {
             Some(CLIENT_GONE) => self.client_aborts.inc(),
@@ -341,7 +383,7 @@ impl Metrics {
 
     /// Removes the series of replicas that have left: the state at once, and what is counted when nobody can count there any more. Returns what is in
     /// flight under each name that is left.
-    fn sweep(&self, shown: &mut HashMap<u64, Shown>, present: &[Arc<Replica>]) -> HashMap<String, u64> {
+    fn sweep(&self, shown: &mut ByIncarnation<Shown>, present: &[Arc<Replica>]) -> HashMap<String, u64> {
         let mut outstanding: HashMap<String, u64> = HashMap::new();
         let mut ended = Vec::new();
         shown.retain(|_, shown| {
@@ -373,5 +415,93 @@ impl Metrics {
         for kind in UpstreamError::ALL {
             let _ = self.upstream_errors.remove_label_values(&[name, kind.label()]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{Fleet, ReplicaSpec, health};
+    use crate::units::Weight;
+
+    #[test]
+    fn lists_are_in_the_order_of_their_kinds() {
+        assert!(Surface::ALL.iter().enumerate().all(|(index, &surface)| surface as usize == index));
+        assert!(Reason::ALL.iter().enumerate().all(|(index, &reason)| reason as usize == index));
+    }
+
+    /// The lines of `text` that tell of a series `name` which has a value other than 0.
+    fn used<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+        text.lines().filter(|line| line.starts_with(name) && !line.ends_with(" 0")).collect()
+    }
+
+    #[test]
+    fn what_was_counted_on_a_replica_goes_with_the_last_that_can_count_there() {
+        let spec = || ReplicaSpec {
+            name: "a".to_owned(),
+            authority: "a:80".to_owned(),
+            weight: Weight::clamped(1),
+            models: Vec::new(),
+            drain: false,
+        };
+        let metrics = Metrics::new().expect("metrics");
+        let mut fleet = Fleet::new(Vec::new(), health::Settings::default(), 0);
+        // A replica that comes under the name "a", and what may still be counted on those before it.
+        let mut join = |specs: Vec<ReplicaSpec>| {
+            let next = Arc::new(fleet.membership().next(specs, true));
+            metrics.show(next.replicas());
+            fleet.adopt(next);
+            (fleet.snapshot().replicas().first().cloned(), fleet.snapshot())
+        };
+        let choices = |fleet: &Snapshot| {
+            let text = metrics.render(fleet).expect("text");
+            (used(&text, "prefix_router_choices_total").join(" "), text.contains("prefix_router_choices_total{"))
+        };
+        let first = join(vec![spec()]).0.expect("it is there");
+        metrics.chosen(&first, Reason::Home);
+        let (second, picture) = join(vec![ReplicaSpec { authority: "b:80".to_owned(), ..spec() }]);
+        let second = second.expect("it is there");
+        assert!(!second.is(&first));
+        metrics.chosen(&first, Reason::Home);
+        metrics.chosen(&second, Reason::Home);
+        let all_three = "prefix_router_choices_total{reason=\"home\",replica=\"a\"} 3";
+        assert_eq!(choices(&picture), (all_three.to_owned(), true), "one name, one series");
+        drop(first);
+        assert_eq!(choices(&picture), (all_three.to_owned(), true));
+        drop(picture);
+        // Out of the fleet, and still held.
+        let (_, picture) = join(vec![]);
+        metrics.chosen(&second, Reason::Overflow);
+        assert_eq!(used(&choices(&picture).0, "prefix_router_choices_total").len(), 1);
+        assert!(choices(&picture).0.contains("overflow"));
+        drop(second);
+        assert_eq!(choices(&picture), (String::new(), false));
+        let (third, picture) = join(vec![spec()]);
+        assert_eq!(choices(&picture), (String::new(), true), "it begins at zero");
+        metrics.chosen(&third.expect("it is there"), Reason::Load);
+        assert_eq!(choices(&picture).0, "prefix_router_choices_total{reason=\"load\",replica=\"a\"} 1");
+    }
+
+    #[test]
+    fn series_of_requests_are_there_once_they_are_used() {
+        let metrics = Metrics::new().expect("metrics");
+        let nobody = Fleet::new(Vec::new(), health::Settings::default(), 0).snapshot();
+        let whole = Duration::from_millis(7);
+        metrics.finished((None, None), 403, Some("path_not_exposed"), None, whole);
+        metrics.finished((Some(Surface::Load), Some(Reason::Load)), 499, Some(CLIENT_GONE), Some(whole), whole);
+        metrics.finished((Some(Surface::Load), Some(Reason::Load)), 499, Some(CLIENT_GONE), None, whole);
+        let text = metrics.render(&nobody).expect("text");
+        let series = |name: &str| text.lines().filter(|line| line.starts_with(name)).collect::<Vec<_>>();
+        let requests = [
+            "prefix_router_requests_total{reason=\"load\",route=\"load\",status=\"499\"} 2",
+            "prefix_router_requests_total{reason=\"none\",route=\"refused\",status=\"4xx\"} 1",
+        ];
+        assert_eq!(series("prefix_router_requests_total"), requests);
+        assert_eq!(
+            series("prefix_router_time_to_first_byte_seconds_count"),
+            ["prefix_router_time_to_first_byte_seconds_count{route=\"load\"} 1"]
+        );
+        let durations = ["load\"} 2", "refused\"} 1"].map(|end| format!("prefix_router_request_duration_seconds_count{{route=\"{end}"));
+        assert_eq!(series("prefix_router_request_duration_seconds_count"), durations);
     }
 }

@@ -284,12 +284,11 @@ impl Admission {
     ) -> Result<Found, ProxyError> {
         let model = ask.model.as_deref();
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        let candidates = Candidates::new(pool, tried, Instant::now().into_std());
-        let is_anybody = candidates.iter().next().is_some();
+        let candidates = Candidates::new(pool, tried, Instant::now().into_std()).below(settings.limit());
         let full = settings.total_limit().is_some_and(|limit| self.total.load(Ordering::Relaxed) >= limit);
-        let choice = if full { None } else { chooser.choose(ask.placement, &candidates.below(settings.limit()), &mut rand::rng()) };
+        let choice = if full { None } else { chooser.choose(ask.placement, &candidates, &mut rand::rng()) };
         let Some(choice) = choice else {
-            return Ok(if is_anybody { Found::Full } else { Found::Nobody });
+            return Ok(if candidates.is_anybody() { Found::Full } else { Found::Nobody });
         };
         // Everybody in the picture can be reached.
         let Some(upstream) = view.upstream(choice.lease.replica()) else { return Ok(Found::Nobody) };
