@@ -32,8 +32,12 @@ const ADDED: usize = 4;
 /// The longest line about a chunk, and all that may stand behind the last one.
 const MAX_LINE: usize = 16 << 10;
 
-/// How much is read at once: more each time that so much was there.
-const STEPS: [usize; 4] = [8 << 10, 16 << 10, 32 << 10, 64 << 10];
+/// How much is read at once: more each time that so much was there, less where it was little. The least is for streams, whose events are a few
+/// hundred bytes: room of 8 KiB for each cost more than all else about it.
+const STEPS: [usize; 5] = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
+
+/// With which of them a connection begins.
+const FIRST_STEP: usize = 1;
 
 /// Why an exchange came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +66,7 @@ pub struct Connection {
 impl Connection {
     /// Begins on a stream that is connected.
     pub fn new(stream: TcpStream) -> Self {
-        Self { stream, ahead: BytesMut::new(), step: 0, searched: 0 }
+        Self { stream, ahead: BytesMut::new(), step: FIRST_STEP, searched: 0 }
     }
 
     /// Whether a request can be sent: the server has neither closed the connection nor said something that nobody asked for, as far as the runtime
@@ -105,6 +109,8 @@ impl Connection {
 
     /// Reads what there is, and says how much it was; nothing is the end.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        // No room is made for what is not there.
+        ready!(self.stream.poll_read_ready(cx))?;
         let room = STEPS[self.step];
         self.ahead.reserve(room);
         let Poll::Ready(count) = poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.ahead)? else {
@@ -321,7 +327,7 @@ fn parse_head(ahead: &mut BytesMut, searched: &mut usize) -> Result<Option<respo
     let fresh = &ahead[searched.saturating_sub(3)..];
     let has_end = memmem::find(fresh, b"\n\r\n").is_some() || memmem::find(fresh, b"\n\n").is_some();
     *searched = ahead.len();
-    if !has_end && ahead.len() > STEPS[0] && ahead.len() < MAX_HEAD {
+    if !has_end && ahead.len() > STEPS[FIRST_STEP] && ahead.len() < MAX_HEAD {
         return Ok(None);
     }
     let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];

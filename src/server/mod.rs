@@ -109,7 +109,7 @@ const UNSENT: u32 = 128 << 10;
 const WARN_PAUSE: Duration = Duration::from_secs(10);
 
 /// How long a connection on which nothing has been said is kept when all end.
-const LAST_CALL: Duration = Duration::from_millis(100);
+const LAST_CALL: Duration = Duration::from_millis(500);
 
 /// After a failed `accept` (no file descriptors left, for instance): how long to wait for better times.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
