@@ -37,7 +37,10 @@ const MAX_LINE: usize = 16 << 10;
 const STEPS: [usize; 5] = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 
 /// With which of them a connection begins.
-const FIRST_STEP: usize = 1;
+const FIRST_STEP: usize = 0;
+
+/// Heads up to here are read again each time that more of them comes.
+const SMALL_HEAD: usize = 8 << 10;
 
 /// Why an exchange came to nothing.
 #[derive(Debug, thiserror::Error)]
@@ -327,7 +330,7 @@ fn parse_head(ahead: &mut BytesMut, searched: &mut usize) -> Result<Option<respo
     let fresh = &ahead[searched.saturating_sub(3)..];
     let has_end = memmem::find(fresh, b"\n\r\n").is_some() || memmem::find(fresh, b"\n\n").is_some();
     *searched = ahead.len();
-    if !has_end && ahead.len() > STEPS[FIRST_STEP] && ahead.len() < MAX_HEAD {
+    if !has_end && ahead.len() > SMALL_HEAD && ahead.len() < MAX_HEAD {
         return Ok(None);
     }
     let mut fields = [const { MaybeUninit::uninit() }; MAX_FIELDS];

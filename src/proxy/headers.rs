@@ -113,6 +113,9 @@ pub(super) fn toward_replica(head: &Parts, client: SocketAddr, request_id: &Head
         write_field(&mut fields, &COOKIE, &[&crumbs.join(&b"; "[..])]);
     }
     let mut forwarded = |name: HeaderName, value: &[u8]| {
+        if !headers.contains_key(&name) {
+            return write_field(&mut fields, &name, &[value]);
+        }
         // Proxies before this one may have begun the list. It goes on in one field, as its readers expect.
         let earlier = headers.get_all(&name).iter().filter(|_| !named.contains(&name));
         let mut list: Vec<&[u8]> = earlier.flat_map(|earlier| [earlier.as_bytes(), b", "]).collect();

@@ -181,6 +181,9 @@ fn cut(text: &[u8], room: usize) -> (&[u8], usize) {
     if characters <= room {
         return (text, characters);
     }
+    if characters == text.len() {
+        return (&text[..room], room);
+    }
     let end = text.iter().enumerate().filter(|(_, byte)| is_start(**byte)).nth(room).map_or(text.len(), |(end, _)| end);
     (&text[..end], room)
 }

@@ -14,6 +14,7 @@ mod tests;
 
 use std::ops::RangeInclusive;
 
+use hyper::header::HeaderName;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use key::Key;
@@ -26,10 +27,10 @@ use prompt::Fields;
 use surface::Family;
 
 /// The header that carries an identifier. It wins over the body's `prompt_cache_key`.
-pub const IDENTIFIER_HEADER: &str = "x-amzn-sagemaker-prefix-aware-id";
+pub const IDENTIFIER_HEADER: HeaderName = HeaderName::from_static("x-amzn-sagemaker-prefix-aware-id");
 
 /// The header that carries a priority. It wins over the body's `priority`.
-pub const PRIORITY_HEADER: &str = "x-prefix-router-priority";
+pub const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-prefix-router-priority");
 
 /// The priorities there are; lower goes first.
 pub const PRIORITIES: RangeInclusive<i32> = -1_000..=1_000;

@@ -83,7 +83,8 @@ impl Record {
     /// Its identifier, as the log shows it: whatever its length, a line stays a line.
     pub fn request_id(&self) -> Cow<'_, str> {
         let id = self.request_id.as_bytes();
-        String::from_utf8_lossy(&id[..id.len().min(128)])
+        let id = &id[..id.len().min(128)];
+        std::str::from_utf8(id).map_or_else(|_| String::from_utf8_lossy(id), Cow::Borrowed)
     }
 
     /// Where its counts go.
@@ -237,12 +238,17 @@ impl Line {
     }
 
     fn name(&mut self, name: &str) {
-        let (before, after): (&[u8], &[u8]) = match self.format {
-            LogFormat::Text => (b" ", b"="),
-            LogFormat::Json => (b",\"", b"\":"),
-        };
-        for part in [before, name.as_bytes(), after] {
-            self.bytes.extend_from_slice(part);
+        match self.format {
+            LogFormat::Text => {
+                self.bytes.push(b' ');
+                self.bytes.extend_from_slice(name.as_bytes());
+                self.bytes.push(b'=');
+            }
+            LogFormat::Json => {
+                self.bytes.push(b',');
+                self.quoted(name);
+                self.bytes.push(b':');
+            }
         }
     }
 
@@ -251,9 +257,9 @@ impl Line {
     }
 
     fn quoted(&mut self, text: &str) {
-        for part in ["\"", text, "\""] {
-            self.bytes.extend_from_slice(part.as_bytes());
-        }
+        self.bytes.push(b'"');
+        self.bytes.extend_from_slice(text.as_bytes());
+        self.bytes.push(b'"');
     }
 
     fn put(&mut self, what: std::fmt::Arguments<'_>) {
