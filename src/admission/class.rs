@@ -1,15 +1,18 @@
-//! The requests of one priority in one line, and whose turn it is among them: deficit round robin over the bytes of bodies.
+//! The requests of one priority in one line, and whose turn it is among them: deficit round robin over the bytes of bodies, of which each request
+//! counts as some thousand at least.
 //!
 //! Flows take turns. At its turn a flow is given a [`QUANTUM`], and its requests go, first come first, as long as they cost no more than
-//! what it has; then the next flow's turn begins. So between two flows that both have something waiting, the bytes that went never differ by more than
+//! what it has; then the next flow's turn begins. So between two flows that both have something waiting, the bytes charged never differ by more than
 //! a quantum and the largest request. Priorities are none of its business.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// Bytes that a flow may send at each turn: about 4,000 tokens of English text, so that a usual prompt goes in one turn, and a flow of short ones does
-/// not send very many in a row.
+/// Bytes that a flow may send at each turn: about 4,000 tokens of English text, so that a usual prompt goes in one turn.
 pub const QUANTUM: u64 = 16 << 10;
+
+/// What a request is charged at least. It takes a replica's time however short it is, so no more than eight go in one turn.
+pub(super) const LEAST_COST: u64 = QUANTUM / 8;
 
 /// A request that waits.
 pub(super) struct Waiting<T> {
@@ -20,9 +23,9 @@ pub(super) struct Waiting<T> {
 }
 
 impl<T> Waiting<T> {
-    /// What it is charged. An empty body is not for nothing: turns have to end.
+    /// What it is charged.
     fn cost(&self) -> u64 {
-        (self.size as u64).max(1)
+        (self.size as u64).max(LEAST_COST)
     }
 }
 

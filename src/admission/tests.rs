@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
+use super::class::LEAST_COST;
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -268,21 +269,32 @@ proptest! {
     ) {
         let mut scene = Scene::new();
         let mut known = HashMap::new();
-        let largest = sizes.iter().flatten().max().copied().unwrap_or_default() as u64;
+        let largest = (sizes.iter().flatten().max().copied().unwrap_or_default() as u64).max(LEAST_COST);
         for (flow, sizes) in sizes.iter().enumerate() {
             for &size in sizes {
-                known.insert(scene.push(0, 0, Some(flow as u64), size, Duration::ZERO), (flow, size as u64));
+                known.insert(scene.push(0, 0, Some(flow as u64), size, Duration::ZERO), (flow, (size as u64).max(LEAST_COST)));
             }
         }
-        let (mut bytes, mut left) = (vec![0_u64; sizes.len()], vec![60; sizes.len()]);
+        let (mut charged, mut left) = (vec![0_u64; sizes.len()], vec![60; sizes.len()]);
         // As long as all have something waiting.
         while left.iter().all(|&left| left > 0) {
-            let (flow, size) = known[&scene.pop(SECOND).expect("they wait")];
-            bytes[flow] += size;
+            let (flow, charge) = known[&scene.pop(SECOND).expect("they wait")];
+            charged[flow] += charge;
             left[flow] -= 1;
-            let (least, most) = (bytes.iter().min().expect("flows"), bytes.iter().max().expect("flows"));
-            prop_assert!(most - least <= QUANTUM + largest, "{bytes:?}");
+            let (least, most) = (charged.iter().min().expect("flows"), charged.iter().max().expect("flows"));
+            prop_assert!(most - least <= QUANTUM + largest, "{charged:?}");
         }
+    }
+
+    #[test]
+    fn a_flow_of_the_shortest_requests_sends_eight_in_a_row(size in 0_usize..2_048) {
+        let mut scene = Scene::new();
+        for _ in 0..100 {
+            scene.push(0, 0, Some(1), size, Duration::ZERO);
+        }
+        let other = scene.push(0, 0, Some(2), size, Duration::ZERO);
+        let before = (0..).take_while(|_| scene.pop(Duration::ZERO) != Some(other)).count();
+        prop_assert_eq!(before, 8);
     }
 
     #[test]

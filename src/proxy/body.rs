@@ -3,7 +3,9 @@
 use std::error::Error;
 use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -14,9 +16,9 @@ use hyper::body::Incoming;
 use hyper::header::EXPECT;
 use tokio::time::{Instant, timeout};
 
-use super::Settings;
 use super::buffers::Buffers;
 use super::error::ProxyError;
+use super::{Settings, at_once};
 
 /// How much room is made on the word of a `Content-Length` alone. What is announced costs a client nothing, and must not take what others need.
 const TRUSTED: usize = 1 << 20;
@@ -110,6 +112,10 @@ struct Pace {
 impl Pace {
     /// What `coming` brings, or why it is too late.
     async fn keep<T>(&mut self, coming: impl Future<Output = T>) -> Result<T, ProxyError> {
+        let mut coming = pin!(coming);
+        if let Poll::Ready(come) = at_once(coming.as_mut()).await {
+            return Ok(come);
+        }
         let pause = (!self.pause.is_zero()).then_some((self.pause, ProxyError::BodyTooSlow(self.pause)));
         let total = (!self.total.is_zero()).then(|| (self.total.saturating_sub(self.waited), ProxyError::BodyTooLong(self.total)));
         let Some((patience, error)) = pause.into_iter().chain(total).min_by_key(|(patience, _)| *patience) else {

@@ -4,7 +4,9 @@
 
 use std::future::pending;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use http_body::Body as _;
@@ -14,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::admission::{Caller, Chosen, Slot};
 use super::answer::{Answer, Busy, Patience, is_busy};
 use super::error::ProxyError;
-use super::{Proxy, Rules, Settings};
+use super::{Proxy, Rules, Settings, at_once};
 use crate::exchange::Broken;
 use crate::fleet::{Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
@@ -253,8 +255,13 @@ impl<'a> Forward<'a> {
         let (head, mut rest) = upstream.send(self.outgoing, resend, stale).await.map_err(Failure::Sending)?.into_parts();
         let (mut first, mut is_over) = (None, rest.is_end_stream());
         if !is_over && !is_busy(head.status) {
+            let mut frame = pin!(rest.frame());
+            let held = match at_once(frame.as_mut()).await {
+                Poll::Ready(held) => Ok(held),
+                Poll::Pending => timeout(self.settings().hold_head, frame).await,
+            };
             // Where none comes in time the head goes ahead without it.
-            if let Ok(held) = timeout(self.settings().hold_head, rest.frame()).await {
+            if let Ok(held) = held {
                 first = held.transpose().map_err(Failure::BodyBroke)?;
                 is_over = first.is_none();
             }

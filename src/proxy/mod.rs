@@ -16,8 +16,11 @@ mod local;
 mod response;
 mod stream;
 
+use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -267,6 +270,11 @@ impl Proxy {
             _ => Ok(surface),
         }
     }
+}
+
+/// What a future brings without any waiting. Asked before a timer is made for it: mostly there is nothing to wait for, and no clock to read.
+async fn at_once<F: Future>(mut coming: Pin<&mut F>) -> Poll<F::Output> {
+    poll_fn(|cx| Poll::Ready(coming.as_mut().poll(cx))).await
 }
 
 /// Ends the record of an answer that the router made itself and that is all there.
