@@ -37,7 +37,7 @@ const MAX_LINE: usize = 16 << 10;
 const STEPS: [usize; 5] = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
 
 /// With which of them a connection begins.
-const FIRST_STEP: usize = 0;
+const FIRST_STEP: usize = 1;
 
 /// Heads up to here are read again each time that more of them comes.
 const SMALL_HEAD: usize = 8 << 10;

@@ -95,9 +95,8 @@ impl Default for Settings {
 /// The largest head that is read at all. The limit that clients are told of is below it; beyond this one hyper answers 431 by itself.
 const MAX_HEAD: usize = 512 << 10;
 
-/// And with how many fields: just above the largest `max_headers`, as hyper makes room for all of them with each request. In h2c the above is also
-/// the bound of these.
-const MAX_HEAD_FIELDS: usize = 256;
+/// And with how many fields; hyper makes room for all of them with each request. In h2c the above is also the bound of these.
+const MAX_HEAD_FIELDS: usize = 512;
 
 /// How often the other end of a silent connection is asked whether it is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
