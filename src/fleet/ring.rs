@@ -23,7 +23,7 @@ const POINTS_PER_SECTOR: usize = 8;
 /// Millions of points are in no cache, so a look-up costs what it misses: a search by halves, six times or more. Places are hashes, thus spread
 /// evenly, so the ring is cut into equal sectors with a few points each. A key's first bits tell its sector, and a point need not repeat them: it has its
 /// owner's index in their stead. So it is found, owner and all, by two misses: the sector's beginning, and its points side by side. A whole choice takes a
-/// third of its time by this, or less (`benches/decision.rs`).
+/// third of its time by this, or less (`benches/routing.rs`).
 #[derive(Debug)]
 pub struct Ring {
     /// `sectors[i]..sectors[i + 1]` are the points of sector `i`.
