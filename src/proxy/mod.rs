@@ -178,23 +178,23 @@ impl Proxy {
 
     /// Answers a request of `client`, whatever its path.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>, client: SocketAddr) -> Response {
-        let (proxy, rules) = (&self, self.rules());
+        let rules = self.rules();
         let (head, body) = request.into_parts();
         let request_id = headers::request_id(&head.headers);
-        let mut record = Record::new(Arc::clone(&proxy.parties.metrics), head.method.clone(), head.uri.clone(), request_id.clone());
+        let mut record = Record::new(Arc::clone(&self.parties.metrics), head.method.clone(), head.uri.clone(), request_id.clone());
         let dialect = Dialect::of(head.uri.path());
         let mut body = Inbound::new(body, &head.headers);
 
-        let reply = proxy.answer(&rules, head, &mut body, client, &mut record).await;
+        let reply = self.answer(&rules, head, &mut body, client, &mut record).await;
         let mut response = match reply {
-            Ok(Reply::Begun(answer, slot)) => answer.into_response(slot, &rules.settings, &proxy.parties, dialect, record),
+            Ok(Reply::Begun(answer, slot)) => answer.into_response(slot, &rules.settings, &self.parties, dialect, record),
             Ok(Reply::Whole(response)) => finish(response, record, &rules.settings),
             // It may still listen; its record says that it left.
             Err(error @ ProxyError::ClientGone) => error.response(dialect),
             Err(error) => {
                 body.discard();
                 if let Some(limit) = error.limit() {
-                    proxy.parties.metrics.hit(limit);
+                    self.parties.metrics.hit(limit);
                 }
                 record.error = Some(error.code());
                 finish(error.response(dialect), record, &rules.settings)
