@@ -133,12 +133,13 @@ struct DemoFlags {
 }
 
 fn workload(name: &str) -> Result<Workload, String> {
-    let known = Workload::ALL.into_iter().find(|workload| workload.name() == name);
-    known.ok_or_else(|| format!("allowed: {}", Workload::ALL.map(Workload::name).join(", ")))
+    let known = Workload::ALL.iter().copied().find(|workload| workload.name() == name);
+    let names = || Workload::ALL.iter().map(|workload| workload.name()).collect::<Vec<_>>().join(", ");
+    known.ok_or_else(|| format!("allowed: {}", names()))
 }
 
 fn workloads() -> String {
-    let all = Workload::ALL.map(|workload| format!("{}: {}", workload.name(), workload.about()));
+    let all: Vec<_> = Workload::ALL.iter().map(|workload| format!("{}: {}", workload.name(), workload.about())).collect();
     format!("The kind of requests. {}", all.join("; "))
 }
 

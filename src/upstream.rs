@@ -42,8 +42,7 @@ impl Default for Settings {
     }
 }
 
-/// What is to be sent; made anew for each try.
-#[derive(Clone, Debug)]
+/// What is to be sent, to whichever replica.
 pub struct Outgoing {
     /// The method.
     pub method: Method,
@@ -193,6 +192,11 @@ impl Upstream {
     /// connection; `stale` is called then.
     pub async fn send(&self, outgoing: &Outgoing, resend: bool, stale: impl FnOnce()) -> Result<Response<Body>, SendError> {
         if let Some(connection) = self.take_idle() {
+            // What may be sent but once is not sent in vain.
+            if !resend && !connection.is_surely_open() {
+                stale();
+                return self.exchange(self.connect().await?, outgoing).await;
+            }
             match self.exchange(connection, outgoing).await {
                 Err(SendError::Broke { written, .. }) if resend || !written => stale(),
                 result => return result,

@@ -1,5 +1,5 @@
 //! The requests of one priority in one line, and whose turn it is among them: deficit round robin over the bytes of bodies, of which each request
-//! counts as some thousand at least.
+//! counts as [`LEAST_COST`] at least.
 //!
 //! Flows take turns. At its turn a flow is given a [`QUANTUM`], and its requests go, first come first, as long as they cost no more than
 //! what it has; then the next flow's turn begins. So between two flows that both have something waiting, the bytes charged never differ by more than

@@ -293,7 +293,7 @@ proptest! {
             scene.push(0, 0, Some(1), size, Duration::ZERO);
         }
         let other = scene.push(0, 0, Some(2), size, Duration::ZERO);
-        let before = (0..).take_while(|_| scene.pop(Duration::ZERO) != Some(other)).count();
+        let before = (0..101).take_while(|_| scene.pop(Duration::ZERO) != Some(other)).count();
         prop_assert_eq!(before, 8);
     }
 

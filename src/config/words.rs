@@ -30,7 +30,7 @@ pub(super) fn list<T: Word>() -> String {
 }
 
 impl Word for StrategyName {
-    const ALL: &'static [Self] = &Self::ALL;
+    const ALL: &'static [Self] = Self::ALL;
     /// The names of SageMaker's `RoutingStrategy`.
     const ALSO: &'static [(&'static str, Self)] =
         &[("PREFIX_AWARE", Self::PrefixAware), ("LEAST_OUTSTANDING_REQUESTS", Self::LeastOutstanding), ("RANDOM", Self::Random)];

@@ -126,7 +126,7 @@ pub async fn compare(options: &Options) -> Result<Comparison> {
     let requests = sessions.iter().map(|session| session.turns.len()).sum();
     let mut strategies = Vec::new();
     // From what everybody has to what this router is for.
-    for strategy in StrategyName::ALL.into_iter().rev() {
+    for strategy in StrategyName::ALL.iter().copied().rev() {
         let outcome = measure(strategy, &sessions, requests, options.replicas).await.with_context(|| strategy.name())?;
         let measured = Measured {
             strategy: strategy.name(),

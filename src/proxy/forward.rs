@@ -330,7 +330,7 @@ impl<'a> Forward<'a> {
             Failure::Cut => return (None, ProxyError::Draining),
         };
         record.metrics().failed(replica, kind);
-        let (request_id, name) = (&*record.request_id(), replica.name());
+        let (request_id, name) = (&*record.request_id, replica.name());
         tracing::warn!(request_id, replica = name, kind = kind.label(), "request {request_id} failed on replica {name}: {why}");
         match failure {
             Failure::Sending(SendError::Connect(_)) => (Some(RetryCause::Connect), ProxyError::ConnectFailed),

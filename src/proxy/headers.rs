@@ -22,8 +22,9 @@ use super::error::{ProxyError, TIMEOUT_HEADER};
 /// Room for the headers of most requests.
 const FIELDS: usize = 1 << 10;
 
-/// Headers that a replica gets as the router has them.
-const IS_OURS: [HeaderName; 8] = [HOST, AUTHORIZATION, EXPECT, CONTENT_LENGTH, COOKIE, FORWARDED_FOR, FORWARDED_PROTO, FORWARDED_HOST];
+/// Headers that are not copied from the client's as they are: written by rules of their own, below or where the request is sent.
+const WRITTEN_APART: [HeaderName; 8] =
+    [HOST, AUTHORIZATION, EXPECT, CONTENT_LENGTH, COOKIE, FORWARDED_FOR, FORWARDED_PROTO, FORWARDED_HOST];
 
 /// Headers of one connection, besides those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -100,7 +101,7 @@ pub(super) fn toward_replica(head: &Parts, client: SocketAddr, request_id: &Head
     let mut fields = Vec::with_capacity(FIELDS);
     let named = named_by_connection(headers);
     for (name, value) in headers {
-        if !is_hop_by_hop(name, &named) && !IS_OURS.contains(name) {
+        if !is_hop_by_hop(name, &named) && !WRITTEN_APART.contains(name) {
             write_field(&mut fields, name, &[value.as_bytes()]);
         }
     }
@@ -162,7 +163,8 @@ fn write_field(fields: &mut Vec<u8>, name: &HeaderName, value: &[&[u8]]) {
 
 /// The request's identifier for logs and for everybody beyond: the client's, else one that is made.
 pub(super) fn request_id(headers: &HeaderMap) -> HeaderValue {
-    headers.get(REQUEST_ID).cloned().unwrap_or_else(|| {
+    let own = headers.get(REQUEST_ID).filter(|_| !named_by_connection(headers).contains(&REQUEST_ID));
+    own.cloned().unwrap_or_else(|| {
         let number = CHANCE.with_borrow_mut(|chance| chance.random::<u128>());
         let digits: Vec<u8> = (0..32).map(|digit| b"0123456789abcdef"[(number >> (4 * digit)) as usize & 15]).collect();
         HeaderValue::from_maybe_shared(Bytes::from(digits)).unwrap_or_else(|_| HeaderValue::from_static("none"))

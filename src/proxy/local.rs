@@ -109,17 +109,20 @@ fn json(status: StatusCode, body: impl Into<Body>) -> Response {
 
 /// Asks every replica that can be used, all at once, with the caller's credentials.
 async fn ask_all(proxy: &Proxy, path: &'static str, authorization: Option<&HeaderValue>) -> Vec<(Arc<Replica>, Told)> {
-    let view = proxy.parties.fleet.view();
-    let Some(pool) = view.pool(None) else { return Vec::new() };
     // Dropped with this future, when the client leaves: then nobody is asked any longer.
     let mut answers = JoinSet::new();
-    let mut told: Vec<(Arc<Replica>, Told)> = Vec::with_capacity(pool.members().len());
-    let asked = pool.eligible(&[], Instant::now());
-    for (index, replica) in pool.members().iter().enumerate() {
-        told.push((Arc::clone(replica), None));
-        if let (true, Some(upstream)) = (asked[index], view.upstream(replica)) {
-            let (upstream, authorization) = (Arc::clone(upstream), authorization.cloned());
-            answers.spawn(async move { (index, timeout(PATIENCE, upstream.get(path, authorization, MAX_ANSWER)).await) });
+    let mut told: Vec<(Arc<Replica>, Told)> = Vec::new();
+    // The view is given back before anybody is waited for.
+    {
+        let view = proxy.parties.fleet.view();
+        let Some(pool) = view.pool(None) else { return Vec::new() };
+        let asked = pool.eligible(&[], Instant::now());
+        for (index, replica) in pool.members().iter().enumerate() {
+            told.push((Arc::clone(replica), None));
+            if let (true, Some(upstream)) = (asked[index], view.upstream(replica)) {
+                let (upstream, authorization) = (Arc::clone(upstream), authorization.cloned());
+                answers.spawn(async move { (index, timeout(PATIENCE, upstream.get(path, authorization, MAX_ANSWER)).await) });
+            }
         }
     }
     while let Some(answer) = answers.join_next().await {

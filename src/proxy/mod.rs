@@ -181,11 +181,12 @@ impl Proxy {
         let rules = self.rules();
         let (head, body) = request.into_parts();
         let request_id = headers::request_id(&head.headers);
-        let mut record = Record::new(Arc::clone(&self.parties.metrics), head.method.clone(), head.uri.clone(), request_id.clone());
+        let mut record = Record::new(Arc::clone(&self.parties.metrics), head.method.clone(), head.uri.path(), &request_id);
         let dialect = Dialect::of(head.uri.path());
         let mut body = Inbound::new(body, &head.headers);
 
-        let reply = self.answer(&rules, head, &mut body, client, &mut record).await;
+        let reply = self.answer(&rules, head, &request_id, &mut body, client, &mut record).await;
+        let is_head = record.is_head();
         let mut response = match reply {
             Ok(Reply::Begun(answer, slot)) => answer.into_response(slot, &rules.settings, &self.parties, dialect, record),
             Ok(Reply::Whole(response)) => finish(response, record, &rules.settings),
@@ -201,7 +202,7 @@ impl Proxy {
             }
         };
         response.headers_mut().entry(headers::REQUEST_ID).or_insert(request_id);
-        response
+        if is_head { response::without_body(response) } else { response }
     }
 
     /// From a request's head to who answers it.
@@ -209,6 +210,7 @@ impl Proxy {
         &self,
         rules: &Rules,
         head: Parts,
+        request_id: &HeaderValue,
         body: &mut Inbound,
         client: SocketAddr,
         record: &mut Record,
@@ -233,7 +235,7 @@ impl Proxy {
         }
 
         let target = head.uri.path_and_query().cloned().ok_or(ProxyError::PathNotExposed)?;
-        let fields = headers::toward_replica(&head, client, &record.request_id, bytes.len());
+        let fields = headers::toward_replica(&head, client, request_id, bytes.len());
         let authorization = headers::credentials(&head.headers);
         let outgoing = Outgoing { method: head.method, target, fields, authorization, body: bytes };
         Ok(match Forward::new(self, rules, &outgoing, &ask, surface, patience).run(record).await? {

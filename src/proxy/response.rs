@@ -4,13 +4,23 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::Full;
+use hyper::header::CONTENT_LENGTH;
 
 use super::stream::{CutOff, ResponseBody};
 
 /// An answer to a client.
 pub type Response = hyper::Response<Body>;
+
+/// An answer to HEAD from one to GET. (hyper leaves out bodies in HTTP/1.1 only.)
+pub(super) fn without_body(response: Response) -> Response {
+    let (mut head, body) = response.into_parts();
+    let Body::Whole(whole) = &body else { return Response::from_parts(head, body) };
+    let length = whole.size_hint().exact().unwrap_or_default();
+    head.headers.entry(CONTENT_LENGTH).or_insert(length.into());
+    Response::from_parts(head, Body::empty())
+}
 
 /// Its body.
 pub enum Body {

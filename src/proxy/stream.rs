@@ -268,7 +268,7 @@ impl ResponseBody {
         // Closes the connection, where it is not closed yet.
         let _ = self.rest.finish();
         if let Some(Work { slot, fleet, mut record, .. }) = self.work.take() {
-            let (request_id, replica) = (&*record.request_id(), slot.replica().name());
+            let (request_id, replica) = (&*record.request_id, slot.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
             if let Some(kind) = kind {
                 record.metrics().failed(slot.replica(), kind);

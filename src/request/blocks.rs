@@ -118,7 +118,7 @@ pub(super) fn end_of_string(text: &[u8], at: usize) -> Option<usize> {
 }
 
 /// The same from the middle of a string on; `escaped` says whether the byte at `at` is.
-fn end_of_long_string(text: &[u8], mut at: usize, mut escaped: bool) -> Option<usize> {
+pub(super) fn end_of_long_string(text: &[u8], mut at: usize, mut escaped: bool) -> Option<usize> {
     while at < text.len() {
         let quotes = Block::at(text, at).quotes(&mut escaped);
         if quotes != 0 {
@@ -130,8 +130,13 @@ fn end_of_long_string(text: &[u8], mut at: usize, mut escaped: bool) -> Option<u
 }
 
 /// The place behind the bracket that closes the one at `at`, and how many were open at once; `None` if there is none, or if something
-/// stands on the way that is in no token. `string` is told where strings begin and end, short ones left out.
-pub(super) fn end_of_brackets(text: &[u8], mut at: usize, mut string: impl FnMut(usize, usize)) -> Option<(usize, usize)> {
+/// stands on the way that is in no token. `end_of_string` tells where a string ends that begins at its first argument, with [`end_of_long_string`] for
+/// the other two; short ones it is not asked for.
+pub(super) fn end_of_brackets(
+    text: &[u8],
+    mut at: usize,
+    end_of_string: impl Fn(usize, usize, bool) -> Option<usize>,
+) -> Option<(usize, usize)> {
     let (mut depth, mut deepest) = (0_usize, 0_usize);
     while at < text.len() {
         // Each block begins outside of strings.
@@ -163,9 +168,7 @@ pub(super) fn end_of_brackets(text: &[u8], mut at: usize, mut string: impl FnMut
         if strings >> (SIZE - 1) != 0 {
             // The block ends in a string; its last quote opened it.
             let start = at - quotes.leading_zeros() as usize;
-            let end = end_of_long_string(text, at, escaped)?;
-            string(start, end);
-            at = end + 1;
+            at = end_of_string(start, at, escaped)? + 1;
         }
     }
     None
@@ -214,12 +217,13 @@ mod tests {
         for at in 0..=text.len() {
             assert_eq!(end_of_string(text, at), plain_end_of_string(text, at), "{} from {at}", text.escape_ascii());
             if matches!(text.get(at), Some(b'{' | b'[')) {
-                let mut strings = Vec::new();
-                let end = end_of_brackets(text, at, |start, end| strings.push((start, end)));
-                assert_eq!(end, plain_end_of_brackets(text, at), "{} from {at}", text.escape_ascii());
-                for (start, end) in strings {
-                    assert_eq!((text[start - 1], plain_end_of_string(text, start)), (b'"', Some(end)), "{}", text.escape_ascii());
-                }
+                let known = |start: usize, from, escaped| {
+                    let end = plain_end_of_string(text, start);
+                    assert_eq!(text[start - 1], b'"', "{}", text.escape_ascii());
+                    assert_eq!(end_of_long_string(text, from, escaped), end, "{}", text.escape_ascii());
+                    end
+                };
+                assert_eq!(end_of_brackets(text, at, known), plain_end_of_brackets(text, at), "{} from {at}", text.escape_ascii());
             }
         }
     }
@@ -235,7 +239,7 @@ mod tests {
         fn as_byte_by_byte_where_it_is_json(value in "[a-z\\\\\"é\n]{0,200}", items in 1..20_usize, pretty in any::<bool>()) {
             let value = serde_json::json!({"a": vec![serde_json::json!([value, {"b": 1.5e-7}, null]); items]});
             let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) }.expect("writes");
-            prop_assert_eq!(end_of_brackets(text.as_bytes(), 0, |_, _| {}), Some((text.len(), 4)));
+            prop_assert_eq!(end_of_brackets(text.as_bytes(), 0, |_, at, escaped| end_of_long_string(text.as_bytes(), at, escaped)), Some((text.len(), 4)));
             check(&text);
             check(&text[..text.len() - 1]);
         }
@@ -250,7 +254,7 @@ mod tests {
                 assert_eq!(end_of_string(text.as_bytes(), 0), end, "{run} behind {before}");
                 let list = format!("[\"{text},\"{{\\\"\"]");
                 assert_eq!(
-                    end_of_brackets(list.as_bytes(), 0, |_, _| {}),
+                    end_of_brackets(list.as_bytes(), 0, |_, at, escaped| end_of_long_string(list.as_bytes(), at, escaped)),
                     plain_end_of_brackets(list.as_bytes(), 0),
                     "{run} behind {before}"
                 );
@@ -263,7 +267,11 @@ mod tests {
         for byte in 0..=u8::MAX {
             for before in [0, 1, 62, 63, 64] {
                 let text = [b"[".as_slice(), &b" ".repeat(before), &[byte], b"1]"].concat();
-                assert_eq!(end_of_brackets(&text, 0, |_, _| {}), plain_end_of_brackets(&text, 0), "{byte} behind {before}");
+                assert_eq!(
+                    end_of_brackets(&text, 0, |_, at, escaped| end_of_long_string(&text, at, escaped)),
+                    plain_end_of_brackets(&text, 0),
+                    "{byte} behind {before}"
+                );
             }
         }
     }

@@ -163,14 +163,19 @@ impl<'a> Cursor<'a> {
             b'"' => self.string().map(drop),
             b'{' | b'[' => {
                 let bytes = self.text.as_bytes();
-                let note = |start, end| {
-                    if let Some(long) = self.long
-                        && end - start >= LongStrings::LEAST
-                    {
-                        long.add(start, end);
-                    }
+                let end_of_string = |start, at, escaped| {
+                    let known = self.long.and_then(|long| long.end(start));
+                    known.or_else(|| {
+                        let end = blocks::end_of_long_string(bytes, at, escaped)?;
+                        if let Some(long) = self.long
+                            && end - start >= LongStrings::LEAST
+                        {
+                            long.add(start, end);
+                        }
+                        Some(end)
+                    })
                 };
-                let (end, deepest) = blocks::end_of_brackets(bytes, self.at, note).ok_or(Malformed)?;
+                let (end, deepest) = blocks::end_of_brackets(bytes, self.at, end_of_string).ok_or(Malformed)?;
                 self.at = end;
                 self.deepest = self.deepest.max(deepest);
                 Ok(())

@@ -4,8 +4,10 @@
 
 use std::borrow::Cow;
 
+use strum::VariantArray;
+
 /// What kind of work a path asks for. One word per kind: it is also the `route` label of metrics and access log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, VariantArray)]
 pub enum Surface {
     /// `/v1/chat/completions`
     ChatCompletions,
@@ -66,21 +68,7 @@ pub enum Refusal {
 
 impl Surface {
     /// All of them, as they stand above.
-    pub const ALL: [Self; 13] = [
-        Self::ChatCompletions,
-        Self::Completions,
-        Self::Responses,
-        Self::Messages,
-        Self::Embeddings,
-        Self::Invocations,
-        Self::Tokenize,
-        Self::OtherInference,
-        Self::Other,
-        Self::Health,
-        Self::Ping,
-        Self::Models,
-        Self::Load,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// The surface of a request's path (without its query), or why it is refused. `also` are the configured `expose_paths`.
     ///
@@ -88,11 +76,12 @@ impl Surface {
     pub fn of(path: &str, also: &[String]) -> Result<Self, Refusal> {
         let path = decode(path);
         let path = path.as_ref();
-        if !is_plain(path) && path.split('/').any(|segment| segment == "." || segment == "..") {
+        let is_plain = is_plain(path);
+        if !is_plain && path.split('/').any(|segment| segment == "." || segment == "..") {
             return Err(Refusal::NotExposed);
         }
         // An engine, or a proxy before it, may drop a trailing slash and merge several into one.
-        let plain: Cow<'_, str> = if is_plain(path) {
+        let plain: Cow<'_, str> = if is_plain {
             path.into()
         } else {
             path.split('/').filter(|segment| !segment.is_empty()).flat_map(|segment| ["/", segment]).collect()

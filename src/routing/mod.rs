@@ -12,6 +12,7 @@ mod round_robin;
 mod tests;
 
 use rand::Rng;
+use strum::VariantArray;
 
 pub use candidates::Candidates;
 
@@ -45,21 +46,21 @@ impl Default for Settings {
 }
 
 /// The strategies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum StrategyName {
-    /// Uniform by weight.
-    Random,
-    /// In turn.
-    RoundRobin,
-    /// Fewest outstanding relative to weight.
-    LeastOutstanding,
     /// The key's home, unless it is gated.
     PrefixAware,
+    /// Fewest outstanding relative to weight.
+    LeastOutstanding,
+    /// In turn.
+    RoundRobin,
+    /// Uniform by weight.
+    Random,
 }
 
 impl StrategyName {
     /// All of them, the most useful first.
-    pub const ALL: [Self; 4] = [Self::PrefixAware, Self::LeastOutstanding, Self::RoundRobin, Self::Random];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// Its name to users (DESIGN section 5).
     pub fn name(self) -> &'static str {
@@ -82,7 +83,7 @@ pub enum Overflow {
 }
 
 /// Why a replica was chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, VariantArray)]
 pub enum Reason {
     /// It is the key's home.
     Home,
@@ -98,7 +99,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for metrics.
-    pub const ALL: [Self; 5] = [Self::Home, Self::Overflow, Self::Failover, Self::NoKey, Self::Load];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// The label in headers, metrics and logs.
     pub fn label(self) -> &'static str {

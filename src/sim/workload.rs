@@ -6,9 +6,10 @@
 use std::time::Duration;
 
 use rand::{Rng, RngExt};
+use strum::VariantArray;
 
 /// A kind of traffic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum Workload {
     /// Questions about documents of 8,000 tokens, which come and go: each is asked about five or six times.
     Documents,
@@ -22,7 +23,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Documents, Self::Chat, Self::Hot, Self::Unique];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// As it is written on the command line.
     pub fn name(self) -> &'static str {
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn equal_seeds_give_equal_traffic() {
-        for workload in Workload::ALL {
+        for &workload in Workload::ALL {
             assert_eq!(traffic(workload, 1), traffic(workload, 1), "{workload:?}");
             assert_ne!(traffic(workload, 1), traffic(workload, 2), "{workload:?}");
         }
@@ -224,7 +225,7 @@ mod tests {
 
     #[test]
     fn arrivals_keep_their_rate_and_order() {
-        for workload in Workload::ALL {
+        for &workload in Workload::ALL {
             let sessions = traffic(workload, 3);
             let requests: usize = sessions.iter().map(|session| session.turns.len()).sum();
             assert!((3_000..3_010).contains(&requests), "{workload:?}: {requests}");

@@ -2,13 +2,12 @@
 //!
 //! It never holds prompt text, a model's name, an identifier or a key: only what is listed here.
 
-use std::borrow::Cow;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use hyper::header::HeaderValue;
-use hyper::{Method, StatusCode, Uri};
+use hyper::{Method, StatusCode};
 
 use super::labels::{RetryCause, reason, route};
 use super::metrics::{CLIENT_GONE, Metrics};
@@ -20,6 +19,9 @@ use crate::routing::Reason;
 /// The log target of the lines.
 pub(super) const TARGET: &str = "access";
 
+/// Bytes of an identifier that are shown.
+const MOST_OF_AN_ID: usize = 128;
+
 /// The status of a request whose client left before the answer's end. No client sees it.
 const STATUS_CLIENT_GONE: u16 = 499;
 
@@ -28,10 +30,12 @@ pub struct Record {
     metrics: Arc<Metrics>,
     begun: Instant,
     complete: bool,
-    /// The request's identifier in logs: what the client sent as `X-Request-Id`, or made here.
-    pub request_id: HeaderValue,
-    /// The request's method and target, whose path is told, without its query.
-    pub what: (Method, Uri),
+    /// The request's identifier, as the log shows it: what the client sent as `X-Request-Id`, or made here. Whatever its length, a line stays a line.
+    pub request_id: Box<str>,
+    method: Method,
+    /// Without its query. A copy, as the identifier: what hyper hands out is a part of all that was read with it, which may be half a megabyte, and a
+    /// record stays for as long as an answer streams.
+    path: Box<str>,
     /// What the path stands for; `None` where it is not served.
     pub surface: Option<Surface>,
     /// What the client was told.
@@ -58,13 +62,16 @@ pub struct Record {
 
 impl Record {
     /// A request that begins now.
-    pub fn new(metrics: Arc<Metrics>, method: Method, target: Uri, request_id: HeaderValue) -> Self {
+    pub fn new(metrics: Arc<Metrics>, method: Method, path: &str, request_id: &HeaderValue) -> Self {
+        let shown = request_id.as_bytes();
+        let shown = &shown[..shown.len().min(MOST_OF_AN_ID)];
         Self {
             metrics,
             begun: Instant::now(),
             complete: false,
-            request_id,
-            what: (method, target),
+            request_id: String::from_utf8_lossy(shown).into(),
+            method,
+            path: path.into(),
             surface: None,
             status: None,
             reason: None,
@@ -80,11 +87,9 @@ impl Record {
         }
     }
 
-    /// Its identifier, as the log shows it: whatever its length, a line stays a line.
-    pub fn request_id(&self) -> Cow<'_, str> {
-        let id = self.request_id.as_bytes();
-        let id = &id[..id.len().min(128)];
-        std::str::from_utf8(id).map_or_else(|_| String::from_utf8_lossy(id), Cow::Borrowed)
+    /// Whether the answer has no body, whatever it says.
+    pub fn is_head(&self) -> bool {
+        self.method == Method::HEAD
     }
 
     /// Where its counts go.
@@ -145,9 +150,9 @@ impl Drop for Record {
         self.metrics.finished((self.surface, self.reason), status, error, first_byte, whole);
         let Some(format) = log::format().filter(|_| tracing::enabled!(target: TARGET, tracing::Level::INFO)) else { return };
         let mut line = Line::new(format, SystemTime::now());
-        line.text("request_id", &self.request_id());
-        line.word("method", self.what.0.as_str());
-        line.text("path", self.what.1.path());
+        line.text("request_id", &self.request_id);
+        line.word("method", self.method.as_str());
+        line.text("path", &self.path);
         line.text("route", route);
         line.number("status", status.into());
         line.text("reason", reason);
@@ -174,7 +179,7 @@ impl Drop for Record {
     }
 }
 
-/// A line, which looks as all others of the log do. There is one for each request, so it is written out by itself: the general way, which asks
+/// A line, which looks as all others of the log do, but never in colour. There is one for each request, so it is written out by itself: the general way, which asks
 /// for each field's type and formats it by that, takes ten times as many instructions.
 struct Line {
     format: LogFormat,

@@ -2,6 +2,8 @@
 //!
 //! What is counted under them is `metrics`' business.
 
+use strum::VariantArray;
+
 use crate::request::Surface;
 use crate::routing::Reason;
 
@@ -16,7 +18,7 @@ pub(super) fn reason(reason: Option<Reason>) -> &'static str {
 }
 
 /// What kept a request from waiting, or from waiting longer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum QueueBound {
     /// `queue_max_requests`.
     Requests,
@@ -27,7 +29,7 @@ pub enum QueueBound {
 }
 
 impl QueueBound {
-    pub(super) const ALL: [Self; 3] = [Self::Requests, Self::Bytes, Self::Time];
+    pub(super) const ALL: &[Self] = Self::VARIANTS;
 
     /// The label in metrics: the key that sets it.
     pub fn label(self) -> &'static str {
@@ -40,7 +42,7 @@ impl QueueBound {
 }
 
 /// Why a request was sent once more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum RetryCause {
     /// No connection was made.
     Connect,
@@ -55,7 +57,7 @@ pub enum RetryCause {
 }
 
 impl RetryCause {
-    pub(super) const ALL: [Self; 5] = [Self::Connect, Self::Broke, Self::Busy, Self::Ejected, Self::Stale];
+    pub(super) const ALL: &[Self] = Self::VARIANTS;
 
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
@@ -70,7 +72,7 @@ impl RetryCause {
 }
 
 /// How a replica failed a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum UpstreamError {
     /// No connection was made.
     Connect,
@@ -91,16 +93,7 @@ pub enum UpstreamError {
 }
 
 impl UpstreamError {
-    pub(super) const ALL: [Self; 8] = [
-        Self::Connect,
-        Self::Broke,
-        Self::FirstByteTimeout,
-        Self::ClientTimeout,
-        Self::IdleTimeout,
-        Self::Ejected,
-        Self::Busy,
-        Self::Status5xx,
-    ];
+    pub(super) const ALL: &[Self] = Self::VARIANTS;
 
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
@@ -118,7 +111,7 @@ impl UpstreamError {
 }
 
 /// What a reload of the configuration came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum Reload {
     /// Something was changed by it.
     Applied,
@@ -129,7 +122,7 @@ pub enum Reload {
 }
 
 impl Reload {
-    pub(super) const ALL: [Self; 3] = [Self::Applied, Self::Unchanged, Self::Refused];
+    pub(super) const ALL: &[Self] = Self::VARIANTS;
 
     /// The label in metrics.
     pub fn label(self) -> &'static str {
@@ -142,7 +135,7 @@ impl Reload {
 }
 
 /// A limit of what comes from outside, called as the setting that sets it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum Limit {
     /// Taking connections had to wait.
     MaxConnections,
@@ -172,20 +165,7 @@ pub enum Limit {
 
 impl Limit {
     /// All of them.
-    pub const ALL: [Self; 12] = [
-        Self::MaxConnections,
-        Self::HeaderTimeout,
-        Self::WriteTimeout,
-        Self::H2MaxResets,
-        Self::MaxHeaderBytes,
-        Self::MaxHeaders,
-        Self::MaxBody,
-        Self::MaxJsonDepth,
-        Self::BodyTimeout,
-        Self::BodyTotalTimeout,
-        Self::MaxBufferedBytes,
-        Self::BufferTimeout,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// The setting's name, which is also the label in metrics.
     pub fn key(self) -> &'static str {

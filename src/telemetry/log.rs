@@ -4,7 +4,6 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
@@ -16,8 +15,11 @@ use super::{LogFormat, Settings};
 /// How long lines are gathered.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// Bytes that wait to be written, at most. Lines beyond are lost, and counted.
+/// Bytes that wait to be written, at most, beside as many that are being written. Lines beyond are lost, and counted.
 const ROOM: usize = 16 << 20;
+
+/// How long the end waits for a reader that takes nothing.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What one burst may leave allocated.
 const KEPT: usize = 64 << 10;
@@ -25,10 +27,9 @@ const KEPT: usize = 64 << 10;
 /// Where the first log that was started writes to: there is one standard output.
 static OUTPUT: OnceLock<(Arc<Output>, LogFormat)> = OnceLock::new();
 
-/// The log at work. Dropping it writes what is left.
+/// The log at work. Dropping it writes what is left, as far as it is read in good time: nobody reads a paused terminal, and the process must end.
 pub struct Log {
     output: Arc<Output>,
-    writer: Option<JoinHandle<()>>,
     filter: Box<dyn Fn(EnvFilter) + Send + Sync>,
 }
 
@@ -41,12 +42,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        self.output.lock().is_over = true;
-        self.output.news.notify_one();
-        if let Some(writer) = self.writer.take() {
-            // It does not panic; if it did, there would be nobody to tell.
-            let _ = writer.join();
-        }
+        self.output.finish(LAST_WORDS);
     }
 }
 
@@ -78,8 +74,9 @@ pub fn start(settings: &Settings) -> io::Result<Log> {
         }
     };
     let writing = Arc::clone(&output);
-    let writer = std::thread::Builder::new().name("log".to_owned()).spawn(move || writing.write_to(&mut io::stdout()))?;
-    Ok(Log { output, writer: Some(writer), filter })
+    // It ends by itself; the end of the process does not wait for it beyond what `finish` waits.
+    std::thread::Builder::new().name("log".to_owned()).spawn(move || writing.write_to(&mut io::stdout()))?;
+    Ok(Log { output, filter })
 }
 
 /// The format of the log that is at work, if one is.
@@ -99,6 +96,8 @@ pub(super) fn write(line: &[u8]) {
 struct Output {
     state: Mutex<State>,
     news: Condvar,
+    /// Tells that the writer is done.
+    end: Condvar,
 }
 
 #[derive(Default)]
@@ -109,11 +108,16 @@ struct State {
     /// Whether the writer waits for a first line.
     is_idle: bool,
     is_over: bool,
+    /// Whether nothing is written any more.
+    is_closed: bool,
 }
 
 impl Output {
     fn put(&self, line: &[u8]) {
         let mut state = self.lock();
+        if state.is_closed {
+            return;
+        }
         if state.lines.len() + line.len() > ROOM {
             state.lost += 1;
             return;
@@ -131,11 +135,21 @@ impl Output {
             // Without a reader there is nobody to tell.
             let _ = out.write_all(&lines).and_then(|()| out.flush());
             if lost > 0 {
-                tracing::warn!(lost, "{lost} log lines were lost: whoever reads standard output is too slow");
+                tracing::error!(lost, "{lost} log lines were lost: whoever reads standard output is too slow");
             }
             lines.clear();
             lines.shrink_to(KEPT);
         }
+        self.lock().is_closed = true;
+        self.end.notify_all();
+    }
+
+    /// Has what is left written, and waits for that, but not for long.
+    fn finish(&self, patience: Duration) {
+        let mut state = self.lock();
+        state.is_over = true;
+        self.news.notify_one();
+        drop(self.end.wait_timeout_while(state, patience, |state| !state.is_closed));
     }
 
     /// Waits for lines and for more of them, and puts them into `lines`. How many were lost before them; `None` at the end.
@@ -197,9 +211,17 @@ mod tests {
         for line in &lines {
             output.put(line.as_bytes());
         }
-        output.lock().is_over = true;
-        output.news.notify_one();
+        output.finish(Duration::MAX);
+        output.put(b"too late\n");
         assert_eq!(String::from_utf8(writer.join().expect("no panic")).expect("text"), lines.concat());
+    }
+
+    #[test]
+    fn a_reader_that_takes_nothing_does_not_keep_the_end_from_coming() {
+        let output = Output::default();
+        output.put(b"line\n");
+        output.finish(Duration::from_millis(1));
+        assert!(!output.lock().is_closed);
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl Metrics {
         registry.register(Box::new(metrics.queue_seconds.clone()))?;
         registry.register(Box::new(metrics.last_reload.clone()))?;
         registry.register(Box::new(metrics.reload_successful.clone()))?;
-        for result in Reload::ALL {
+        for result in Reload::ALL.iter().copied() {
             metrics.reloads.with_label_values(&[result.label()]);
         }
         // The start has read it as well.
@@ -206,13 +206,13 @@ impl Metrics {
         let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         registry.register(Box::new(build))?;
-        for cause in RetryCause::ALL {
+        for cause in RetryCause::ALL.iter().copied() {
             metrics.retries.with_label_values(&[cause.label()]);
         }
-        for bound in QueueBound::ALL {
+        for bound in QueueBound::ALL.iter().copied() {
             metrics.queue_refused.with_label_values(&[bound.label()]);
         }
-        for limit in Limit::ALL {
+        for limit in Limit::ALL.iter().copied() {
             metrics.limit_hits.with_label_values(&[limit.key()]);
         }
         Ok(Arc::new(metrics))
@@ -228,8 +228,9 @@ impl Metrics {
             if shown.contains_key(&replica.incarnation()) {
                 continue;
             }
-            let choices = Arc::new(Reason::ALL.map(|reason| self.choices.with_label_values(&[replica.name(), reason.label()])));
-            for kind in UpstreamError::ALL {
+            let choices =
+                Arc::new(std::array::from_fn(|index| self.choices.with_label_values(&[replica.name(), Reason::ALL[index].label()])));
+            for kind in UpstreamError::ALL.iter().copied() {
                 self.upstream_errors.with_label_values(&[replica.name(), kind.label()]);
             }
             shown.insert(replica.incarnation(), Shown { name: replica.name().to_owned(), incarnation: replica.watch(), choices });
@@ -370,7 +371,7 @@ impl Metrics {
             self.outstanding.with_label_values(&[&name]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
         for replica in fleet.replicas() {
-            for state in State::ALL {
+            for state in State::ALL.iter().copied() {
                 let now = i64::from(fleet.state(replica) == Some(state));
                 self.replica_state.with_label_values(&[replica.name(), state.label()]).set(now);
             }
@@ -397,7 +398,7 @@ impl Metrics {
         });
         let present: HashSet<&str> = present.iter().map(|replica| replica.name()).collect();
         let left = outstanding.keys().chain(&ended).filter(|name| !present.contains(name.as_str()));
-        for (name, state) in left.flat_map(|name| State::ALL.map(|state| (name, state))) {
+        for (name, state) in left.flat_map(|name| State::ALL.iter().map(move |&state| (name, state))) {
             // Fails where there is none any more, which is as it should be.
             let _ = self.replica_state.remove_label_values(&[name, state.label()]);
         }
@@ -409,10 +410,10 @@ impl Metrics {
 
     fn forget(&self, name: &str) {
         let _ = self.outstanding.remove_label_values(&[name]);
-        for reason in Reason::ALL {
+        for reason in Reason::ALL.iter().copied() {
             let _ = self.choices.remove_label_values(&[name, reason.label()]);
         }
-        for kind in UpstreamError::ALL {
+        for kind in UpstreamError::ALL.iter().copied() {
             let _ = self.upstream_errors.remove_label_values(&[name, kind.label()]);
         }
     }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::answers::{chunk, event, head, last_chunk, ok, ok_after};
 use crate::client::{Client, End};
 use crate::replica::{Gate, Replica, Step};
-use crate::support::{chat, eventually};
+use crate::support::{chat, eventually, within};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -412,6 +412,32 @@ async fn an_address_in_use_is_an_error_that_names_it() {
     let output = tokio::task::spawn_blocking(move || run(&mut command)).await.expect("no panic");
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     assert!(said(&output).contains(&taken), "{}", said(&output));
+}
+
+/// `less` on hold, a log driver that hangs: nobody reads, and the pipe is full.
+#[tokio::test]
+async fn a_log_that_nobody_reads_keeps_nobody_from_stopping() {
+    let replica = Replica::start("a", ok);
+    let mut command = program();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &replica.url()]);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().expect("it starts");
+    let mut stdout = std::io::BufReader::new(child.stdout.take().expect("it is piped"));
+    let traffic = loop {
+        let mut said = String::new();
+        std::io::BufRead::read_line(&mut stdout, &mut said).expect("it says something");
+        if let [traffic, ..] = addresses(&said)[..] {
+            break traffic;
+        }
+    };
+    // A pipe holds 64 KiB, a line has some hundred bytes.
+    let mut client = Client::connect(traffic).await;
+    for _ in 0..1_000 {
+        client.request("GET", "/ping", "", "").await;
+    }
+    terminate(child.id());
+    let code = tokio::task::spawn_blocking(move || child.wait());
+    assert_eq!(within("the end", code).await.expect("no panic").expect("it ends").code(), Some(0));
+    drop(stdout);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::answers::{answer, ok};
 use crate::client::{Client, Response};
+use crate::h2::H2;
 use crate::replica::{Health, Replica, Request, Step};
 use crate::support::{Router, check_error, eventually};
 
@@ -42,6 +43,22 @@ async fn models_are_the_union_and_each_object_is_whole() {
     let mut client = Client::connect(router.traffic).await;
     let head = client.request("HEAD", "/v1/models", "", "").await;
     assert_eq!((head.status, head.body.bytes.len()), (200, 0));
+}
+
+#[tokio::test]
+async fn no_answer_to_head_has_a_body() {
+    let replica = Replica::start("a", models(&[MODEL_1]));
+    let router = Router::start(&[&replica], &[]).await;
+    let mut h2 = H2::connect(&router).await;
+    for (path, status) in [("/v1/models", 200), ("/health", 200), ("/sleep", 403), ("/metrics", 404)] {
+        let whole = router.get(path).await;
+        let length = whole.body.bytes.len().to_string();
+        let one = Client::connect(router.traffic).await.request("HEAD", path, "", "").await;
+        assert_eq!((one.status, one.body.bytes.len(), one.head.get("content-length")), (status, 0, Some(&*length)), "{path}");
+        let two = h2.request("HEAD", path, "").await;
+        let told = two.head.headers.get("content-length").map(|length| length.to_str().expect("a number"));
+        assert_eq!((two.head.status.as_u16(), two.bytes.len(), two.broken, told), (status, 0, None, Some(&*length)), "{path}");
+    }
 }
 
 #[tokio::test]

@@ -119,6 +119,13 @@ async fn a_request_id_passes_unchanged() {
 }
 
 #[tokio::test]
+async fn a_request_id_for_this_connection_alone_does_not_pass() {
+    let (request, _) = sent(&[], "X-Request-Id: mine\r\nConnection: x-request-id\r\n").await;
+    let ids = request.head.all("x-request-id");
+    assert!(ids.len() == 1 && ids[0].len() >= 16, "{ids:?}");
+}
+
+#[tokio::test]
 async fn authorization_passes() {
     let (request, _) = sent(&[], "authorization: Bearer callers-key\r\n").await;
     assert_eq!(request.head.all("authorization"), ["Bearer callers-key"]);

@@ -106,7 +106,7 @@ fn the_minimal_file_has_two_replicas_and_the_defaults() {
 
 #[test]
 fn every_limit_is_called_as_its_setting() {
-    for limit in crate::telemetry::Limit::ALL {
+    for limit in crate::telemetry::Limit::ALL.iter() {
         assert!(keys::find(limit.key()).is_some(), "{} is no key", limit.key());
     }
 }

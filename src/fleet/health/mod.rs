@@ -7,6 +7,8 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
+use strum::VariantArray;
+
 /// When a replica counts as well, and for how long it does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -63,7 +65,7 @@ impl Default for Settings {
 }
 
 /// What is known of a replica.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum State {
     /// Not checked yet.
     Unknown,
@@ -79,7 +81,7 @@ pub enum State {
 
 impl State {
     /// All states, for metrics.
-    pub const ALL: [Self; 5] = [Self::Unknown, Self::Up, Self::Suspect, Self::Down, Self::Draining];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {

@@ -56,12 +56,8 @@ impl Scene {
         let mut admitted: Admitted<'_> = Box::pin(async move {
             let ask = Ask::default();
             let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, clients };
-            let mut record = Record::new(
-                Arc::clone(&self.admission.metrics),
-                hyper::Method::POST,
-                hyper::Uri::from_static("/"),
-                hyper::header::HeaderValue::from_static("id"),
-            );
+            let mut record =
+                Record::new(Arc::clone(&self.admission.metrics), hyper::Method::POST, "/", &hyper::header::HeaderValue::from_static("id"));
             self.admission.admit(caller, &self.cut, &mut record).await
         });
         assert!(poll(&mut admitted).is_none(), "there is room");
@@ -191,8 +187,8 @@ async fn under_many_threads_limits_hold_and_everybody_is_served() {
                 let mut record = Record::new(
                     Arc::clone(&scene.admission.metrics),
                     hyper::Method::POST,
-                    hyper::Uri::from_static("/"),
-                    hyper::header::HeaderValue::from_static("id"),
+                    "/",
+                    &hyper::header::HeaderValue::from_static("id"),
                 );
                 let admitted = scene.admission.admit(caller, &scene.cut, &mut record);
                 if round % 5 == 0 {
