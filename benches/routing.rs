@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
-use prefix_router::request::{Key, Placement};
-use prefix_router::routing::{self, Candidates, Chooser};
+use prefix_router::request::Key;
+use prefix_router::routing::{self, Aim, Candidates, Chooser};
 use prefix_router::units::{ConcurrencyThreshold, Weight};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -37,13 +37,13 @@ fn choice(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("prefix_aware, home open", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                chooser.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[], now), &mut rng)
+                chooser.choose(&Aim::ByKey(Key(key)), &Candidates::new(black_box(pool), &[], now), &mut rng)
             });
         });
         group.bench_function(BenchmarkId::new("by load, all idle", replicas), |b| {
-            b.iter(|| chooser.choose(Placement::ByLoad, &Candidates::new(black_box(pool), &[], now), &mut rng));
+            b.iter(|| chooser.choose(&Aim::ByLoad, &Candidates::new(black_box(pool), &[], now), &mut rng));
         });
-        let by_key = Placement::ByKey(Some(Key(1)));
+        let by_key = &Aim::ByKey(Key(1));
         let home = gated.choose(by_key, &Candidates::new(pool, &[], now), &mut rng);
         group.bench_function(BenchmarkId::new("prefix_aware, home gated, others idle", replicas), |b| {
             b.iter(|| gated.choose(by_key, &Candidates::new(black_box(pool), &[], now), &mut rng));
@@ -58,7 +58,7 @@ fn choice(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("prefix_aware, home open, some busy or down", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                chooser.choose(Placement::ByKey(Some(Key(key))), &Candidates::new(black_box(pool), &[], now), &mut rng)
+                chooser.choose(&Aim::ByKey(Key(key)), &Candidates::new(black_box(pool), &[], now), &mut rng)
             });
         });
     }

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use super::snapshot::Members;
-use super::{Incarnation, Replica, ReplicaSpec, Ring};
+use super::{Incarnation, PoolName, Replica, ReplicaSpec, Ring};
 
 /// Replicas and pools between two changes.
 #[derive(Debug)]
@@ -50,6 +50,7 @@ impl Departed {
 /// Members and ring of a pool. Pools with the same members share them.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
+    pub(super) name: Arc<PoolName>,
     pub(super) members: Members,
     pub(super) ring: Arc<Ring>,
 }
@@ -60,7 +61,7 @@ type Shape = Vec<(String, u64)>;
 impl Membership {
     /// Nobody, as at the beginning. `hash_seed` seeds all rings to come.
     pub fn empty(hash_seed: u64) -> Self {
-        let nobody = Group { members: Arc::from([]), ring: Arc::new(Ring::new([].iter(), hash_seed)) };
+        let nobody = Group { name: Arc::new(PoolName::All), members: Arc::from([]), ring: Arc::new(Ring::new([].iter(), hash_seed)) };
         Self {
             replicas: Arc::from([]),
             complete: true,
@@ -119,18 +120,23 @@ impl Membership {
 
         let known = (hash_seed == self.hash_seed).then(|| self.groups()).into_iter().flatten();
         let mut rings: HashMap<Shape, Arc<Ring>> = known.map(|group| (shape(&group.members), Arc::clone(&group.ring))).collect();
-        let mut group = |serves: &dyn Fn(&ReplicaSpec) -> bool| {
+        let mut group = |name: PoolName, serves: &dyn Fn(&ReplicaSpec) -> bool| {
             let members: Members = replicas.iter().filter(|replica| serves(replica.spec())).cloned().collect();
             let new = || Arc::new(Ring::new(members.iter().map(|member| member.spec()), hash_seed));
             let ring = Arc::clone(rings.entry(shape(&members)).or_insert_with(new));
-            Group { members, ring }
+            Group { name: Arc::new(name), members, ring }
         };
         let takes_any = |spec: &ReplicaSpec| spec.models.is_empty();
-        let all = group(&|_| true);
-        let any_name = Some(group(&takes_any)).filter(|any| !any.members.is_empty());
+        let all = group(PoolName::All, &|_| true);
+        let any_name = Some(group(PoolName::AnyName, &takes_any)).filter(|any| !any.members.is_empty());
         let models: HashSet<&String> = replicas.iter().flat_map(|replica| &replica.spec().models).collect();
-        let by_model =
-            models.into_iter().map(|model| (model.clone(), group(&|spec| takes_any(spec) || spec.models.contains(model)))).collect();
+        let by_model = models
+            .into_iter()
+            .map(|model| {
+                let serves = |spec: &ReplicaSpec| takes_any(spec) || spec.models.contains(model);
+                (model.clone(), group(PoolName::Model(model.clone()), &serves))
+            })
+            .collect();
         Self { all, by_model, any_name, nobody: self.nobody.clone(), replicas, complete, departed, hash_seed, next }
     }
 

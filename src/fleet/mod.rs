@@ -124,7 +124,7 @@ impl Fleet {
             let standing = if self.is_draining(replica) { Standing::Draining } else { standing };
             Usability { standing, busy_until: health.and_then(Health::busy_until) }
         };
-        let pool = |group: &Group| Pool::new(Arc::clone(&group.members), Arc::clone(&group.ring), self.settings.slow_start, usability);
+        let pool = |group: &Group| Pool::new(group, self.settings.slow_start, usability);
         let state = |replica: &Arc<Replica>| {
             let state = self.health.get(&replica.incarnation()).map_or(State::Unknown, Health::state);
             (replica.incarnation(), if self.is_draining(replica) { State::Draining } else { state })

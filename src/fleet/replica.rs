@@ -33,6 +33,8 @@ pub struct Incarnation {
     number: u64,
     /// Requests in flight. Relaxed everywhere: the count orders nothing but itself.
     outstanding: AtomicU64,
+    /// Those of them of whose answer's body no byte has come.
+    waiting: AtomicU64,
     /// Good answers that have begun.
     answered: AtomicU64,
     /// Whether its health would hear of a good answer.
@@ -84,6 +86,7 @@ impl Replica {
         let incarnation = Incarnation {
             number,
             outstanding: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             awaits_answer: AtomicBool::new(false),
             on_trial: AtomicBool::new(false),
@@ -136,10 +139,15 @@ impl Replica {
         self.incarnation.outstanding()
     }
 
+    /// Requests in flight of whose answer's body no byte has come, counted by this router.
+    pub fn waiting(&self) -> u64 {
+        self.incarnation.waiting.load(Ordering::Relaxed)
+    }
+
     /// Counts one request, whatever the count is.
     pub fn lease(self: &Arc<Self>) -> Lease {
         self.incarnation.outstanding.fetch_add(1, Ordering::Relaxed);
-        Lease { replica: Arc::clone(self) }
+        Lease::counted(Arc::clone(self))
     }
 
     /// Counts one request unless `limit` are in flight already. Checked and counted in one step, so no two slip through one gate.
@@ -148,7 +156,7 @@ impl Replica {
             .outstanding
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < limit).then_some(count + 1))
             .is_ok()
-            .then(|| Lease { replica: Arc::clone(self) })
+            .then(|| Lease::counted(Arc::clone(self)))
     }
 
     /// Counts a good answer that has begun. Whether its health would hear of it.
@@ -198,9 +206,23 @@ impl fmt::Debug for Replica {
 #[derive(Debug)]
 pub struct Lease {
     replica: Arc<Replica>,
+    is_waiting: bool,
 }
 
 impl Lease {
+    /// Of a request that is counted as outstanding already.
+    fn counted(replica: Arc<Replica>) -> Self {
+        replica.incarnation.waiting.fetch_add(1, Ordering::Relaxed);
+        Self { replica, is_waiting: true }
+    }
+
+    /// Takes note of the first byte of the answer's body.
+    pub fn first_byte(&mut self) {
+        if std::mem::take(&mut self.is_waiting) {
+            self.replica.incarnation.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// The replica that it counts on.
     pub fn replica(&self) -> &Arc<Replica> {
         &self.replica
@@ -209,6 +231,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        self.first_byte();
         self.replica.incarnation.outstanding.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::health::Standing;
+use super::membership::Group;
 use super::{ByIncarnation, Replica, Ring, State};
 
 /// Some replicas, shared by all pictures in which they are the same.
@@ -21,6 +22,7 @@ pub(super) struct Usability {
 /// The replicas that serve one model, with what a choice among them needs.
 #[derive(Clone, Debug)]
 pub struct Pool {
+    name: Arc<PoolName>,
     members: Members,
     usability: Arc<[Usability]>,
     /// Whether a request may go to a member, where that depends on nothing but the picture.
@@ -56,7 +58,8 @@ enum Rank {
 
 impl Pool {
     /// `usability` tells how a member may be used.
-    pub(super) fn new(members: Members, ring: Arc<Ring>, slow_start: Duration, usability: impl Fn(&Replica) -> Usability) -> Self {
+    pub(super) fn new(group: &Group, slow_start: Duration, usability: impl Fn(&Replica) -> Usability) -> Self {
+        let Group { name, members, ring } = group.clone();
         let mut usability: Vec<Usability> = members.iter().map(|member| usability(member)).collect();
         let count = |standing| usability.iter().filter(|one| one.standing == standing).count();
         if count(Standing::Doubtful) > count(Standing::Ready) {
@@ -68,7 +71,12 @@ impl Pool {
         let is_settled = usability.iter().all(plain) && usability.iter().any(is_ready);
         let usable = usability.iter().map(is_ready).collect();
         let on_trial = (0..).zip(&usability).filter(|(_, one)| one.standing == Standing::OnTrial).map(|(index, _)| index).collect();
-        Self { members, usability: usability.into(), usable, is_settled, on_trial, slow_start, ring }
+        Self { name, members, usability: usability.into(), usable, is_settled, on_trial, slow_start, ring }
+    }
+
+    /// Which pool it is; the same from one picture to the next.
+    pub fn name(&self) -> &PoolName {
+        &self.name
     }
 
     /// All members, in the order of the membership.
@@ -160,7 +168,7 @@ fn is_among(tried: &[Arc<Replica>], member: &Replica) -> bool {
 }
 
 /// Which pool it is: equal for all requests that can go to the same replicas.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PoolName {
     /// All replicas.
     All,

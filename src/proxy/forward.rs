@@ -20,7 +20,7 @@ use super::{Proxy, Rules, Settings, at_once};
 use crate::exchange::Broken;
 use crate::fleet::{Outcome, Replica, Snapshot, State};
 use crate::request::{Ask, Surface};
-use crate::routing::Candidates;
+use crate::routing::{Aim, Candidates};
 use crate::telemetry::{Record, RetryCause, UpstreamError};
 use crate::upstream::{Outgoing, SendError, Upstream};
 
@@ -55,6 +55,7 @@ pub(super) struct Forward<'a> {
     rules: &'a Rules,
     outgoing: &'a Outgoing,
     ask: &'a Ask,
+    aim: Aim,
     surface: Surface,
     /// Whether sending it again does no harm even where a replica has seen it.
     repeatable: bool,
@@ -75,7 +76,9 @@ impl<'a> Forward<'a> {
         clients: Option<Patience>,
     ) -> Self {
         let repeatable = surface.is_inference() || outgoing.method.is_safe();
-        Self { proxy, rules, outgoing, ask, surface, repeatable, clients, tried: Vec::new(), arrived: now() }
+        let view = proxy.parties.fleet.view();
+        let aim = view.pool(ask.model.as_deref()).map(|pool| rules.chooser.aim(&ask.placement, pool)).unwrap_or_default();
+        Self { proxy, rules, outgoing, ask, aim, surface, repeatable, clients, tried: Vec::new(), arrived: now() }
     }
 
     /// Brings the answer of the first replica that gives one.
@@ -131,6 +134,7 @@ impl<'a> Forward<'a> {
     async fn choose(&self, record: &mut Record) -> Result<Option<Chosen>, ProxyError> {
         let caller = Caller {
             ask: self.ask,
+            aim: &self.aim,
             tried: &self.tried,
             chooser: &self.rules.chooser,
             settings: &self.rules.admission,

@@ -210,6 +210,7 @@ impl ResponseBody {
         let Some(data) = frame.data_ref() else { return self.end() };
         if let Some(work) = &mut self.work {
             work.record.passed_on(data.len());
+            work.slot.first_byte();
             if std::mem::take(&mut work.is_awaited) {
                 work.fleet.answered(work.slot.replica());
             }

@@ -6,6 +6,7 @@
 
 use std::ops::ControlFlow;
 
+use arrayvec::ArrayVec;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::json::{Cursor, Malformed, RawString, Token, Value};
@@ -15,6 +16,21 @@ use super::unescape::is_start;
 /// What placement hashes a request to. Equal keys have equal homes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub u64);
+
+/// A place in a prompt where its key may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boundary {
+    /// Characters of the prompt before it, in bytes on the native surface.
+    pub depth: u32,
+    /// The key of all before it.
+    pub key: Key,
+}
+
+/// How many boundaries a prompt has at most.
+pub const MAX_BOUNDARIES: usize = 12;
+
+/// Where the key of a prompt may end, from the shallowest: in one place where the prefix has a fixed length, in none where the prompt has no text.
+pub type Boundaries = ArrayVec<Boundary, MAX_BOUNDARIES>;
 
 /// What a part is. The numbers are part of every key: they never change.
 #[derive(Clone, Copy)]
@@ -37,6 +53,8 @@ pub(super) struct KeyHasher {
     hash: Xxh3,
     /// Characters that still belong to the prefix.
     room: usize,
+    /// Characters of the prompt so far.
+    depth: u32,
     /// Whether anything of the prompt was hashed: a prompt without text has no key.
     has_prompt: bool,
 }
@@ -45,7 +63,7 @@ impl KeyHasher {
     /// A key of `family` with at most `prefix_length` characters of prompt.
     pub(super) fn new(family: Family, prefix_length: u64, seed: u64) -> Self {
         let room = usize::try_from(prefix_length).unwrap_or(usize::MAX);
-        let mut hasher = Self { hash: Xxh3::with_seed(seed), room, has_prompt: false };
+        let mut hasher = Self { hash: Xxh3::with_seed(seed), room, depth: 0, has_prompt: false };
         let family: u8 = match family {
             Family::Chat => 1,
             Family::Completion => 2,
@@ -83,6 +101,7 @@ impl KeyHasher {
             self.hash.update(taken);
             length += taken.len();
             self.room -= characters;
+            self.depth += characters as u32;
             if self.room == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         self.has_prompt |= length > 0;
@@ -105,6 +124,7 @@ impl KeyHasher {
             self.hash.update(&bytes[..taken]);
             length += taken;
             self.room -= taken;
+            self.depth += taken as u32;
             Ok(ControlFlow::Continue(()))
         })?;
         if end.is_continue() {
@@ -119,6 +139,7 @@ impl KeyHasher {
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
         let taken = &bytes[..bytes.len().min(self.room)];
         self.room -= taken.len();
+        self.depth += taken.len() as u32;
         self.has_prompt |= !taken.is_empty();
         self.part(Part::Bytes, taken);
     }
@@ -142,9 +163,9 @@ impl KeyHasher {
         self.string(source)
     }
 
-    /// The key; `None` where the prompt was empty.
-    pub(super) fn finish(self) -> Option<Key> {
-        self.has_prompt.then(|| Key(self.hash.digest()))
+    /// Where the key may end; nowhere if the prompt was empty.
+    pub(super) fn finish(self) -> Boundaries {
+        self.has_prompt.then(|| Boundary { depth: self.depth, key: Key(self.hash.digest()) }).into_iter().collect()
     }
 
     /// A whole string, however long: a picture's data too.

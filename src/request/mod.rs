@@ -17,7 +17,7 @@ use std::ops::RangeInclusive;
 use hyper::header::HeaderName;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub use key::Key;
+pub use key::{Boundaries, Boundary, Key, MAX_BOUNDARIES};
 pub use surface::{Dialect, Refusal, Surface};
 
 use crate::units::PrefixLength;
@@ -79,13 +79,13 @@ pub struct Ask {
 }
 
 /// How a request is placed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// It does no prefill, or none that the router knows of.
     #[default]
     ByLoad,
-    /// Its prompt decides; `None` where the prompt has no text.
-    ByKey(Option<Key>),
+    /// Its prompt decides.
+    ByKey(Boundaries),
 }
 
 impl Ask {
@@ -122,7 +122,7 @@ impl Ask {
 }
 
 /// The key of a body that counts as it stands, byte by byte.
-fn native(fields: &Fields<'_>, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Option<Key> {
+fn native(fields: &Fields<'_>, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Boundaries {
     let mut key = KeyHasher::new(Family::Native, settings.prefix_length.get(), settings.hash_seed);
     scope(&mut key, fields, identifier);
     key.bytes(body);

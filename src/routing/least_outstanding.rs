@@ -6,13 +6,12 @@ use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 use super::candidates::by_load;
-use super::{Candidates, Choice, Reason, Strategy};
-use crate::request::Key;
+use super::{Aim, Candidates, Choice, Reason, Strategy};
 
 pub(super) struct LeastOutstanding;
 
 impl Strategy for LeastOutstanding {
-    fn choose(&self, _: Option<Key>, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
+    fn choose(&self, _: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
         let mut all = candidates.iter();
         let (mut least, mut ties) = (all.next()?, 1_u32);
         // In an idle fleet all are equal. A number for each of a thousand from `rng`, which is made to keep secrets, takes as long as all the rest.

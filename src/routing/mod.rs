@@ -16,8 +16,9 @@ use strum::VariantArray;
 
 pub use candidates::Candidates;
 
+use crate::fleet::Pool;
 use crate::fleet::{Lease, Trial};
-use crate::request::{Key, Placement};
+use crate::request::{Boundaries, Key, Placement};
 use crate::units::ConcurrencyThreshold;
 use least_outstanding::LeastOutstanding;
 use prefix_aware::PrefixAware;
@@ -130,10 +131,28 @@ impl Choice {
     }
 }
 
+/// What is settled of a request once, before its first choice, and holds for all of them: while it waits for room, and when it is tried again.
+#[derive(Clone, Debug, Default)]
+pub enum Aim {
+    /// To go by load.
+    #[default]
+    ByLoad,
+    /// The prompt has no text.
+    NoKey,
+    /// To be where this key belongs.
+    ByKey(Key),
+}
+
 /// A rule that picks one of several replicas.
 pub trait Strategy: Send + Sync {
-    /// Picks a candidate for a prompt with `key`; `None` only where there are no candidates.
-    fn choose(&self, key: Option<Key>, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice>;
+    /// What a prompt with these boundaries, of which there is at least one, is placed by among the members of `pool`. Called once for a request.
+    fn aim(&self, boundaries: &Boundaries, pool: &Pool) -> Aim {
+        let _ = pool;
+        boundaries.last().map_or(Aim::NoKey, |last| Aim::ByKey(last.key))
+    }
+
+    /// Picks a candidate; `None` only where there are no candidates.
+    fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice>;
 }
 
 /// A configured strategy, with what holds for all of them.
@@ -153,11 +172,20 @@ impl Chooser {
         Self { strategy }
     }
 
+    /// What a request to `pool` is placed by. It is counted, so this is asked once for each.
+    pub fn aim(&self, placement: &Placement, pool: &Pool) -> Aim {
+        match placement {
+            Placement::ByLoad => Aim::ByLoad,
+            Placement::ByKey(boundaries) if boundaries.is_empty() => Aim::NoKey,
+            Placement::ByKey(boundaries) => self.strategy.aim(boundaries, pool),
+        }
+    }
+
     /// Picks a candidate; `None` only where there are none. Whatever does no prefill goes by load under every strategy.
-    pub fn choose(&self, placement: Placement, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
-        let mut choice = match placement {
-            Placement::ByLoad => LeastOutstanding.choose(None, candidates, rng),
-            Placement::ByKey(key) => self.strategy.choose(key, candidates, rng),
+    pub fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
+        let mut choice = match aim {
+            Aim::ByLoad => LeastOutstanding.choose(aim, candidates, rng),
+            _ => self.strategy.choose(aim, candidates, rng),
         }?;
         if candidates.is_another_try() {
             choice.reason = Reason::Failover;
@@ -166,7 +194,7 @@ impl Chooser {
             choice.trial = choice.lease.replica().begin_trial();
             if choice.trial.is_none() {
                 // Another request was faster. Where there is nobody else this one goes there as well.
-                let others = self.choose(placement, &candidates.without(choice.lease.replica()), rng);
+                let others = self.choose(aim, &candidates.without(choice.lease.replica()), rng);
                 return Some(others.unwrap_or(choice));
             }
         }

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::candidates::by_load;
 use super::least_outstanding::LeastOutstanding;
-use super::{Candidates, Choice, Overflow, Reason, Strategy};
+use super::{Aim, Candidates, Choice, Overflow, Reason, Strategy};
 use crate::fleet::Replica;
 use crate::request::Key;
 use crate::units::ConcurrencyThreshold;
@@ -57,9 +57,9 @@ impl PrefixAware {
 }
 
 impl Strategy for PrefixAware {
-    fn choose(&self, key: Option<Key>, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
-        let Some(key) = key else {
-            let choice = LeastOutstanding.choose(None, candidates, rng)?;
+    fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
+        let &Aim::ByKey(key) = aim else {
+            let choice = LeastOutstanding.choose(aim, candidates, rng)?;
             return Some(Choice { reason: Reason::NoKey, ..choice });
         };
         let (first, reason) = match candidates.home(key) {

@@ -2,13 +2,12 @@
 
 use rand::{Rng, RngExt};
 
-use super::{Candidates, Choice, Reason, Strategy};
-use crate::request::Key;
+use super::{Aim, Candidates, Choice, Reason, Strategy};
 
 pub(super) struct Random;
 
 impl Strategy for Random {
-    fn choose(&self, _: Option<Key>, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
+    fn choose(&self, _: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
         let total: u64 = candidates.iter().map(|replica| replica.weight()).sum();
         let mut ticket = if total == 0 { return None } else { rng.random_range(0..total) };
         let replica = candidates.iter().find(|replica| {

@@ -4,9 +4,8 @@ use std::sync::{Mutex, PoisonError, Weak};
 
 use rand::Rng;
 
-use super::{Candidates, Choice, Reason, Strategy};
+use super::{Aim, Candidates, Choice, Reason, Strategy};
 use crate::fleet::{ByIncarnation, Incarnation};
-use crate::request::Key;
 
 /// Every candidate earns its weight at each turn; the richest is chosen and pays what all earned. Equal replicas thus take strict turns,
 /// and a heavy one's turns are spread out instead of coming in a row.
@@ -40,7 +39,7 @@ impl Bank {
 }
 
 impl Strategy for RoundRobin {
-    fn choose(&self, _: Option<Key>, candidates: &Candidates<'_>, _: &mut dyn Rng) -> Option<Choice> {
+    fn choose(&self, _: &Aim, candidates: &Candidates<'_>, _: &mut dyn Rng) -> Option<Choice> {
         // A poisoned lock holds numbers that are still sound.
         let mut bank = self.bank.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut richest, mut most, mut earned) = (None, i64::MIN, 0);

@@ -47,14 +47,14 @@ impl Scene {
     }
 
     /// Index and reason of one choice, whose lease is dropped again.
-    fn choose(&self, chooser: &Chooser, placement: Placement, tried: &[usize], seed: u64) -> Option<(usize, Reason)> {
-        self.keep(chooser, placement, tried, seed).map(|choice| (choice.lease.replica().incarnation() as usize, choice.reason))
+    fn choose(&self, chooser: &Chooser, aim: &Aim, tried: &[usize], seed: u64) -> Option<(usize, Reason)> {
+        self.keep(chooser, aim, tried, seed).map(|choice| (choice.lease.replica().incarnation() as usize, choice.reason))
     }
 
-    fn keep(&self, chooser: &Chooser, placement: Placement, tried: &[usize], seed: u64) -> Option<Choice> {
+    fn keep(&self, chooser: &Chooser, aim: &Aim, tried: &[usize], seed: u64) -> Option<Choice> {
         let tried: Vec<_> = tried.iter().map(|&index| self.replica(index)).collect();
         let pool = self.snapshot.pool(None).expect("there is one");
-        chooser.choose(placement, &Candidates::new(pool, &tried, Instant::now()), &mut SmallRng::seed_from_u64(seed))
+        chooser.choose(aim, &Candidates::new(pool, &tried, Instant::now()), &mut SmallRng::seed_from_u64(seed))
     }
 
     fn order(&self, key: u64) -> Vec<usize> {
@@ -62,8 +62,8 @@ impl Scene {
     }
 }
 
-fn by(key: u64) -> Placement {
-    Placement::ByKey(Some(Key(key)))
+fn by(key: u64) -> Aim {
+    Aim::ByKey(Key(key))
 }
 
 /// Keys all over the ring.
@@ -77,7 +77,7 @@ fn random_follows_weights() {
     let chooser = chooser(StrategyName::Random, 1, Overflow::LeastLoaded);
     let mut counts = HashMap::new();
     for seed in 0..4_000 {
-        *counts.entry(scene.choose(&chooser, by(1), &[], seed).expect("somebody")).or_insert(0) += 1;
+        *counts.entry(scene.choose(&chooser, &by(1), &[], seed).expect("somebody")).or_insert(0) += 1;
     }
     assert_eq!(counts.len(), 2, "{counts:?}");
     assert!((800..1_200).contains(&counts[&(0, Reason::Load)]), "{counts:?}");
@@ -87,7 +87,7 @@ fn random_follows_weights() {
 fn round_robin_takes_turns() {
     let turns = |replicas: &[(u64, usize, bool)], count: usize| {
         let (scene, chooser) = (scene(replicas), chooser(StrategyName::RoundRobin, 1, Overflow::LeastLoaded));
-        (0..count).map(|_| scene.choose(&chooser, by(1), &[], 0).expect("somebody").0).collect::<Vec<_>>()
+        (0..count).map(|_| scene.choose(&chooser, &by(1), &[], 0).expect("somebody").0).collect::<Vec<_>>()
     };
     assert_eq!(turns(&[(1, 9, true), (1, 0, true), (1, 0, true)], 7), [0, 1, 2, 0, 1, 2, 0]);
     assert_eq!(turns(&[(1, 0, true), (1, 0, false), (1, 0, true)], 4), [0, 2, 0, 2]);
@@ -99,7 +99,7 @@ fn least_outstanding_looks_at_load_relative_to_weight_and_spreads_ties() {
     let chooser = chooser(StrategyName::LeastOutstanding, 1, Overflow::LeastLoaded);
     let chosen = |replicas: &[(u64, usize, bool)]| {
         let scene = scene(replicas);
-        let mut all: Vec<_> = (0..100).map(|seed| scene.choose(&chooser, by(1), &[], seed).expect("somebody").0).collect();
+        let mut all: Vec<_> = (0..100).map(|seed| scene.choose(&chooser, &by(1), &[], seed).expect("somebody").0).collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -115,7 +115,7 @@ fn equal_keys_have_one_home_while_its_gate_is_open() {
     let scene = scene(&[(1, 2, true), (1, 2, true), (1, 2, true)]);
     let chooser = chooser(StrategyName::PrefixAware, 3, Overflow::LeastLoaded);
     for key in keys() {
-        assert_eq!(scene.choose(&chooser, by(key), &[], key), Some((scene.order(key)[0], Reason::Home)));
+        assert_eq!(scene.choose(&chooser, &by(key), &[], key), Some((scene.order(key)[0], Reason::Home)));
     }
 }
 
@@ -125,12 +125,12 @@ fn the_gate_closes_on_reaching_the_threshold() {
     let chooser = chooser(StrategyName::PrefixAware, 3, Overflow::LeastLoaded);
     let key = 77;
     let home = scene.order(key)[0];
-    let kept: Vec<_> = (0..3).map(|_| scene.keep(&chooser, by(key), &[], 0).expect("somebody")).collect();
+    let kept: Vec<_> = (0..3).map(|_| scene.keep(&chooser, &by(key), &[], 0).expect("somebody")).collect();
     assert!(kept.iter().all(|choice| choice.lease.replica().incarnation() as usize == home && choice.reason == Reason::Home));
-    let (other, reason) = scene.choose(&chooser, by(key), &[], 0).expect("somebody");
+    let (other, reason) = scene.choose(&chooser, &by(key), &[], 0).expect("somebody");
     assert_eq!((other == home, reason), (false, Reason::Overflow));
     drop(kept);
-    assert_eq!(scene.choose(&chooser, by(key), &[], 0), Some((home, Reason::Home)));
+    assert_eq!(scene.choose(&chooser, &by(key), &[], 0), Some((home, Reason::Home)));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn overflow_goes_to_the_least_loaded_of_all() {
     let chooser = chooser(StrategyName::PrefixAware, 3, Overflow::LeastLoaded);
     for key in keys() {
         let home = scene.order(key)[0];
-        let (index, reason) = scene.choose(&chooser, by(key), &[], key).expect("somebody");
+        let (index, reason) = scene.choose(&chooser, &by(key), &[], key).expect("somebody");
         // All are gated, so the least loaded relative to weight takes it, be it the home itself.
         assert_eq!((index, reason), (2, if home == 2 { Reason::Home } else { Reason::Overflow }));
     }
@@ -151,7 +151,7 @@ fn a_gated_replica_takes_overflow_only_where_all_are_gated() {
     let scene = scene(&[(1, 3, true), (4, 3, true), (1, 2, true)]);
     let chooser = chooser(StrategyName::PrefixAware, 3, Overflow::LeastLoaded);
     for key in keys().filter(|&key| scene.order(key)[0] != 2) {
-        assert_eq!(scene.choose(&chooser, by(key), &[], key), Some((2, Reason::Overflow)));
+        assert_eq!(scene.choose(&chooser, &by(key), &[], key), Some((2, Reason::Overflow)));
     }
 }
 
@@ -161,8 +161,8 @@ fn ties_of_overflow_repeat_for_one_key_and_spread_over_keys() {
     let chooser = chooser(StrategyName::PrefixAware, 1, Overflow::LeastLoaded);
     let mut taken = HashMap::new();
     for key in keys().filter(|&key| scene.order(key)[0] == 0) {
-        let first = scene.choose(&chooser, by(key), &[], 1).expect("somebody");
-        assert_eq!(scene.choose(&chooser, by(key), &[], 2), Some(first));
+        let first = scene.choose(&chooser, &by(key), &[], 1).expect("somebody");
+        assert_eq!(scene.choose(&chooser, &by(key), &[], 2), Some(first));
         *taken.entry(first.0).or_insert(0) += 1;
     }
     assert_eq!(taken.len(), 4, "{taken:?}");
@@ -178,7 +178,7 @@ fn next_choices_stay_within_the_first_three() {
             for (rank, count) in counts.into_iter().enumerate() {
                 replicas[order[rank]].1 = count;
             }
-            let (index, reason) = scene(&replicas).choose(&chooser, by(key), &[], key).expect("somebody");
+            let (index, reason) = scene(&replicas).choose(&chooser, &by(key), &[], key).expect("somebody");
             (order.iter().position(|&at| at == index).expect("in the order"), reason)
         };
         assert_eq!(with([2, 1, 0, 0, 0]), (2, Reason::Overflow));
@@ -198,7 +198,7 @@ fn without_its_home_a_key_goes_along_its_order_and_comes_back() {
             for &index in &order[..down] {
                 replicas[index].2 = false;
             }
-            scene(&replicas).choose(&chooser, by(key), &[], key)
+            scene(&replicas).choose(&chooser, &by(key), &[], key)
         };
         assert_eq!(with_down(0), Some((order[0], Reason::Home)));
         assert_eq!(with_down(1), Some((order[1], Reason::Failover)));
@@ -212,13 +212,13 @@ fn a_further_try_never_takes_a_replica_again() {
     for strategy in [StrategyName::Random, StrategyName::RoundRobin, StrategyName::LeastOutstanding, StrategyName::PrefixAware] {
         let (scene, chooser) = (scene(&[(1, 0, true); 3]), chooser(strategy, 9, Overflow::LeastLoaded));
         for key in keys() {
-            let (first, reason) = scene.choose(&chooser, by(key), &[], key).expect("somebody");
+            let (first, reason) = scene.choose(&chooser, &by(key), &[], key).expect("somebody");
             assert_ne!(reason, Reason::Failover);
-            let (second, reason) = scene.choose(&chooser, by(key), &[first], key).expect("somebody");
+            let (second, reason) = scene.choose(&chooser, &by(key), &[first], key).expect("somebody");
             assert_eq!((second == first, reason), (false, Reason::Failover), "{strategy:?}");
-            let third = scene.choose(&chooser, by(key), &[first, second], key);
+            let third = scene.choose(&chooser, &by(key), &[first, second], key);
             assert_eq!(third, Some((3 - first - second, Reason::Failover)), "{strategy:?}");
-            assert_eq!(scene.choose(&chooser, by(key), &[0, 1, 2], key), None, "{strategy:?}");
+            assert_eq!(scene.choose(&chooser, &by(key), &[0, 1, 2], key), None, "{strategy:?}");
         }
     }
 }
@@ -233,7 +233,7 @@ fn who_is_full_takes_nothing_under_any_strategy() {
             let candidates = Candidates::new(pool, &[], Instant::now()).below(Some(2));
             let mut rng = SmallRng::seed_from_u64(0);
             // One key: all that its home does not take overflows, until everybody who is up has two.
-            let mut choose = || chooser.choose(by(1), &candidates, &mut rng);
+            let mut choose = || chooser.choose(&by(1), &candidates, &mut rng);
             let choices: Vec<Choice> = std::iter::from_fn(&mut choose).take(100).collect();
             assert_eq!(choices.len(), 8, "{strategy:?}");
             let counts: Vec<u64> = scene.snapshot.replicas().iter().map(|replica| replica.outstanding()).collect();
@@ -252,9 +252,9 @@ fn who_is_full_takes_nothing_under_any_strategy() {
 fn what_has_no_key_goes_by_load_and_says_so() {
     let scene = scene(&[(1, 2, true), (1, 1, true)]);
     let prefix_aware = chooser(StrategyName::PrefixAware, 1, Overflow::LeastLoaded);
-    assert_eq!(scene.choose(&prefix_aware, Placement::ByKey(None), &[], 0), Some((1, Reason::NoKey)));
+    assert_eq!(scene.choose(&prefix_aware, &Aim::NoKey, &[], 0), Some((1, Reason::NoKey)));
     for strategy in [StrategyName::Random, StrategyName::RoundRobin, StrategyName::LeastOutstanding, StrategyName::PrefixAware] {
-        assert_eq!(scene.choose(&chooser(strategy, 1, Overflow::LeastLoaded), Placement::ByLoad, &[], 0), Some((1, Reason::Load)));
+        assert_eq!(scene.choose(&chooser(strategy, 1, Overflow::LeastLoaded), &Aim::ByLoad, &[], 0), Some((1, Reason::Load)));
     }
 }
 
@@ -271,7 +271,7 @@ proptest! {
         for strategy in [StrategyName::Random, StrategyName::RoundRobin, StrategyName::LeastOutstanding, StrategyName::PrefixAware] {
             let scene = scene(&replicas);
             let before: Vec<_> = scene.snapshot.replicas().iter().map(|replica| replica.outstanding()).collect();
-            let choice = scene.keep(&chooser(strategy, threshold, overflow), by(key), &[], key).expect("there are candidates");
+            let choice = scene.keep(&chooser(strategy, threshold, overflow), &by(key), &[], key).expect("there are candidates");
             let chosen = choice.lease.replica().incarnation() as usize;
             prop_assert!(replicas[chosen].2 || !anyone_up);
             for (index, replica) in scene.snapshot.replicas().iter().enumerate() {

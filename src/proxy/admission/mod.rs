@@ -29,7 +29,7 @@ use crate::admission::{Entry, Full, Pace, Queue, Settings, Ticket};
 use crate::fleet::{Lease, PoolName, Replica, Trial};
 use crate::live::{LiveFleet, View};
 use crate::request::Ask;
-use crate::routing::{Candidates, Chooser, Reason};
+use crate::routing::{Aim, Candidates, Chooser, Reason};
 use crate::telemetry::{Metrics, QueueBound, Record};
 use crate::upstream::Upstream;
 
@@ -52,6 +52,11 @@ pub(super) struct Slot {
 }
 
 impl Slot {
+    /// Takes note of the first byte of the answer's body.
+    pub(super) fn first_byte(&mut self) {
+        self.lease.first_byte();
+    }
+
     /// The replica that works.
     pub(super) fn replica(&self) -> &Arc<Replica> {
         self.lease.replica()
@@ -77,6 +82,8 @@ impl Drop for Release {
 #[derive(Clone, Copy)]
 pub(super) struct Caller<'a> {
     pub(super) ask: &'a Ask,
+    /// What it is placed by.
+    pub(super) aim: &'a Aim,
     pub(super) tried: &'a [Arc<Replica>],
     pub(super) chooser: &'a Arc<Chooser>,
     /// What it began with: whether it may have to wait, and how long.
@@ -91,7 +98,8 @@ pub(super) struct Caller<'a> {
 
 /// All that must be known of a request to choose for it while its own task sleeps.
 struct Waiter {
-    ask: Ask,
+    model: Option<String>,
+    aim: Aim,
     tried: Vec<Arc<Replica>>,
     chooser: Arc<Chooser>,
     /// Takes `None` where there is nobody any more who could serve it.
@@ -174,9 +182,9 @@ impl Admission {
         cut: &CancellationToken,
         record: &mut Record,
     ) -> Result<Option<Chosen>, ProxyError> {
-        let Caller { ask, tried, chooser, settings, .. } = caller;
+        let Caller { ask, aim, tried, chooser, settings, .. } = caller;
         if !settings.is_on() {
-            return Ok(match self.choose(&self.fleet.view(), settings, ask, tried, chooser)? {
+            return Ok(match self.choose(&self.fleet.view(), settings, (ask.model.as_deref(), aim), tried, chooser)? {
                 Found::Chosen(chosen) => Some(chosen),
                 Found::Full | Found::Nobody => None,
             });
@@ -201,12 +209,12 @@ impl Admission {
 
     /// A choice at once, or a place in the queue.
     fn enter(self: &Arc<Self>, caller: Caller<'_>) -> Result<Result<Option<Chosen>, Place<'_>>, ProxyError> {
-        let Caller { ask, tried, chooser, size, arrived, .. } = caller;
+        let Caller { ask, aim, tried, chooser, size, arrived, .. } = caller;
         let mut state = self.lock();
         // Those who wait come first. What room there is afterwards is none that anybody of them could use.
         self.serve(&mut state);
         let view = self.fleet.view();
-        match self.choose(&view, &state.settings, ask, tried, chooser)? {
+        match self.choose(&view, &state.settings, (ask.model.as_deref(), aim), tried, chooser)? {
             Found::Chosen(chosen) => return Ok(Ok(Some(chosen))),
             Found::Nobody => return Ok(Ok(None)),
             Found::Full => {}
@@ -219,7 +227,7 @@ impl Admission {
         let line = (view.pool_name(ask.model.as_deref()), incarnations);
         let entry = Entry { line, priority: ask.priority, flow: ask.identifier, size, arrived };
         let (tell, told) = oneshot::channel();
-        let waiter = Waiter { ask: ask.clone(), tried: tried.to_vec(), chooser: Arc::clone(chooser), tell };
+        let waiter = Waiter { model: ask.model.clone(), aim: aim.clone(), tried: tried.to_vec(), chooser: Arc::clone(chooser), tell };
         let State { queue, settings, .. } = &mut *state;
         let ticket = queue.push(entry, waiter, settings).map_err(|full| {
             let bound = match full {
@@ -254,7 +262,7 @@ impl Admission {
         let State { queue, settings, pace } = state;
         loop {
             let popped = queue.pop(now, settings, |waiter| {
-                match self.choose(&view, settings, &waiter.ask, &waiter.tried, &waiter.chooser) {
+                match self.choose(&view, settings, (waiter.model.as_deref(), &waiter.aim), &waiter.tried, &waiter.chooser) {
                     Ok(Found::Chosen(chosen)) => Some(Some(chosen)),
                     Ok(Found::Full) => None,
                     // It is told so; that its model is gone from the fleet comes to the same for it.
@@ -278,15 +286,14 @@ impl Admission {
         self: &Arc<Self>,
         view: &View,
         settings: &Settings,
-        ask: &Ask,
+        (model, aim): (Option<&str>, &Aim),
         tried: &[Arc<Replica>],
         chooser: &Chooser,
     ) -> Result<Found, ProxyError> {
-        let model = ask.model.as_deref();
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
         let candidates = Candidates::new(pool, tried, Instant::now().into_std()).below(settings.limit());
         let full = settings.total_limit().is_some_and(|limit| self.total.load(Ordering::Relaxed) >= limit);
-        let choice = if full { None } else { chooser.choose(ask.placement, &candidates, &mut rand::rng()) };
+        let choice = if full { None } else { chooser.choose(aim, &candidates, &mut rand::rng()) };
         let Some(choice) = choice else {
             return Ok(if candidates.is_anybody() { Found::Full } else { Found::Nobody });
         };

@@ -55,7 +55,16 @@ impl Scene {
         let arrived = Instant::now().into_std();
         let mut admitted: Admitted<'_> = Box::pin(async move {
             let ask = Ask::default();
-            let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, clients };
+            let caller = Caller {
+                ask: &ask,
+                aim: &Aim::ByLoad,
+                tried: &[],
+                chooser: &self.chooser,
+                settings: &self.settings,
+                size: 10,
+                arrived,
+                clients,
+            };
             let mut record =
                 Record::new(Arc::clone(&self.admission.metrics), hyper::Method::POST, "/", &hyper::header::HeaderValue::from_static("id"));
             self.admission.admit(caller, &self.cut, &mut record).await
@@ -68,7 +77,16 @@ impl Scene {
     fn get(&self) -> Chosen {
         let arrived = Instant::now().into_std();
         let ask = Ask::default();
-        let caller = Caller { ask: &ask, tried: &[], chooser: &self.chooser, settings: &self.settings, size: 10, arrived, clients: None };
+        let caller = Caller {
+            ask: &ask,
+            aim: &Aim::ByLoad,
+            tried: &[],
+            chooser: &self.chooser,
+            settings: &self.settings,
+            size: 10,
+            arrived,
+            clients: None,
+        };
         match self.admission.enter(caller) {
             Ok(Ok(Some(chosen))) => chosen,
             _ => panic!("there is no room"),
@@ -167,7 +185,16 @@ async fn who_is_refused_is_told_when_by_the_pace_of_the_queue() {
     }
     let ask = Ask::default();
     let arrived = Instant::now().into_std();
-    let caller = Caller { ask: &ask, tried: &[], chooser: &scene.chooser, settings: &scene.settings, size: 0, arrived, clients: None };
+    let caller = Caller {
+        ask: &ask,
+        aim: &Aim::ByLoad,
+        tried: &[],
+        chooser: &scene.chooser,
+        settings: &scene.settings,
+        size: 0,
+        arrived,
+        clients: None,
+    };
     let Err(ProxyError::QueueFull { bound, retry_after }) = scene.admission.enter(caller) else { panic!("there is room") };
     assert_eq!((bound, retry_after), ("queue_max_requests", 6));
 }
@@ -183,7 +210,7 @@ async fn under_many_threads_limits_hold_and_everybody_is_served() {
             for round in 0..500 {
                 let arrived = Instant::now().into_std();
                 let (chooser, settings) = (&scene.chooser, &scene.settings);
-                let caller = Caller { ask: &ask, tried: &[], chooser, settings, size: 1, arrived, clients: None };
+                let caller = Caller { ask: &ask, aim: &Aim::ByLoad, tried: &[], chooser, settings, size: 1, arrived, clients: None };
                 let mut record = Record::new(
                     Arc::clone(&scene.admission.metrics),
                     hyper::Method::POST,
