@@ -10,15 +10,17 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
 use prefix_router::request::Key;
 use prefix_router::routing::{self, Aim, Candidates, Chooser};
-use prefix_router::units::{ConcurrencyThreshold, Weight};
+use prefix_router::units::{ConcurrencyThreshold, OrAuto, Weight};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 fn choice(c: &mut Criterion) {
     let mut group = c.benchmark_group("routing");
     let chooser = Chooser::new(&routing::Settings::default());
-    let gated =
-        Chooser::new(&routing::Settings { concurrency_threshold: ConcurrencyThreshold::clamped(1), ..routing::Settings::default() });
+    let gated = Chooser::new(&routing::Settings {
+        concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(1)),
+        ..routing::Settings::default()
+    });
     for replicas in [2_usize, 64, 256, 1_000] {
         let specs = (0..replicas).map(|index| ReplicaSpec {
             name: format!("10.0.{}.{}:8000", index / 256, index % 256),

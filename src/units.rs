@@ -41,6 +41,31 @@ impl<const MIN: u64, const MAX: u64> fmt::Display for Bounded<MIN, MAX> {
     }
 }
 
+/// A setting that is given, or worked out from what is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrAuto<T> {
+    /// Worked out.
+    Auto,
+    /// Given.
+    Fixed(T),
+}
+
+impl<T> OrAuto<T> {
+    /// What is given, if anything is.
+    pub fn fixed(self) -> Option<T> {
+        match self {
+            Self::Auto => None,
+            Self::Fixed(value) => Some(value),
+        }
+    }
+}
+
+impl<T> From<Option<T>> for OrAuto<T> {
+    fn from(fixed: Option<T>) -> Self {
+        fixed.map_or(Self::Auto, Self::Fixed)
+    }
+}
+
 /// A time with its units, as people write it: `30s`, `1m 30s`, `800ms`; or what is wrong with the text.
 pub fn time(text: &str) -> Result<Duration, &'static str> {
     // `humantime` panics where a sum passes the largest `Duration`. Terms of at most 9 digits in a text this short stay far below.

@@ -14,7 +14,7 @@ use super::yaml::Node;
 use crate::request::Includes;
 use crate::routing::{Overflow, StrategyName};
 use crate::telemetry::LogFormat;
-use crate::units::{ConcurrencyThreshold, PrefixLength};
+use crate::units::{ConcurrencyThreshold, OrAuto, PrefixLength};
 
 /// One setting.
 pub(super) struct Key {
@@ -76,8 +76,8 @@ macro_rules! at {
     ($($field:ident).+) => { Field { get: |c| c.$($field).+, set: |c, v| c.$($field).+ = v } };
     (clone $($field:ident).+) => { Field { get: |c| c.$($field).+.clone(), set: |c, v| c.$($field).+ = v } };
     ($($field:ident).+ as $int:ty) => { Field { get: |c| c.$($field).+ as u64, set: |c, v| c.$($field).+ = v as $int } };
-    (bounded $($field:ident).+: $bounded:ty) => {
-        Field { get: |c| c.$($field).+.get(), set: |c, v| c.$($field).+ = <$bounded>::clamped(v) }
+    (bounded or auto $($field:ident).+: $bounded:ty) => {
+        Field { get: |c| c.$($field).+.fixed().map(|value| value.get()), set: |c, v| c.$($field).+ = v.map(<$bounded>::clamped).into() }
     };
 }
 
@@ -246,22 +246,22 @@ pub(super) static KEYS: &[Key] = &[
         "prefix_length",
         "How many characters of a prompt make its key (bytes on /invocations).",
         "4096",
-        Kind::Number(PrefixLength::MIN..=PrefixLength::MAX, at!(bounded key.prefix_length: PrefixLength)),
+        Kind::NumberOrAuto(PrefixLength::MIN..=PrefixLength::MAX, at!(bounded or auto key.prefix_length: PrefixLength)),
     ),
     key(
         "concurrency_threshold",
         "From so many outstanding requests on a home's further requests overflow.",
         "64",
-        Kind::Number(
+        Kind::NumberOrAuto(
             ConcurrencyThreshold::MIN..=ConcurrencyThreshold::MAX,
-            at!(bounded routing.concurrency_threshold: ConcurrencyThreshold),
+            at!(bounded or auto routing.concurrency_threshold: ConcurrencyThreshold),
         ),
     ),
     key(
         "overflow",
         "Who takes what overflows: the least loaded of all, or the less loaded of the key's 2nd and 3rd choice.",
-        "least_loaded",
-        word!(routing.overflow: Overflow),
+        "auto",
+        word!(routing.overflow: OrAuto<Overflow>),
     ),
     key(
         "prefix_includes",

@@ -11,12 +11,17 @@ use super::yaml::{Node, Shape};
 use super::{Config, quantity, replicas};
 use crate::units::Secret;
 
+/// What stands for a number that is worked out.
+const AUTO: &str = "auto";
+
 /// What a setting takes, and where in [`Config`] it is kept.
 pub(super) enum Kind {
     /// Where to listen.
     Address(Field<SocketAddr>),
     /// A whole number.
     Number(RangeInclusive<u64>, Field<u64>),
+    /// A whole number, or `auto`, which is none.
+    NumberOrAuto(RangeInclusive<u64>, Field<Option<u64>>),
     /// A size in bytes.
     Size(RangeInclusive<u64>, Field<usize>),
     /// A time.
@@ -50,6 +55,7 @@ impl Kind {
         match self {
             Kind::Address(_) => "IP:PORT, :PORT for all IPv4 addresses, or localhost:PORT".to_owned(),
             Kind::Number(range, _) => format!("{} to {}", range.start(), range.end()),
+            Kind::NumberOrAuto(range, _) => format!("{AUTO}, or {} to {}", range.start(), range.end()),
             Kind::Size(range, _) => {
                 format!("{} to {}", quantity::print_size(*range.start()), quantity::print_size(*range.end()))
             }
@@ -92,6 +98,11 @@ impl Kind {
             Kind::Address(field) => (field.set)(config, quantity::address(text).ok_or("is not an address with a port")?),
             Kind::Number(range, field) => {
                 (field.set)(config, quantity::in_range(quantity::whole(text), "is not a whole number", range.clone())?);
+            }
+            Kind::NumberOrAuto(_, field) if text.eq_ignore_ascii_case(AUTO) => (field.set)(config, None),
+            Kind::NumberOrAuto(range, field) => {
+                let number = quantity::in_range(quantity::whole(text), "is neither auto nor a whole number", range.clone())?;
+                (field.set)(config, Some(number));
             }
             Kind::Size(range, field) => {
                 let refusal = "is not a size in B, KiB, MiB, GiB, kB, MB or GB";
@@ -158,6 +169,7 @@ impl Kind {
         match self {
             Kind::Address(field) => format!(" {}", quoted(&(field.get)(config).to_string())),
             Kind::Number(_, field) => format!(" {}", (field.get)(config)),
+            Kind::NumberOrAuto(_, field) => (field.get)(config).map_or_else(|| format!(" {AUTO}"), |number| format!(" {number}")),
             Kind::Size(_, field) => format!(" {}", quantity::print_size((field.get)(config) as u64)),
             Kind::Time(_, field) => format!(" {}", quantity::print_time((field.get)(config))),
             Kind::Switch(field) => format!(" {}", (field.get)(config)),
@@ -191,6 +203,7 @@ impl Kind {
         match self {
             Kind::Address(field) => (field.set)(to, (field.get)(from)),
             Kind::Number(_, field) => (field.set)(to, (field.get)(from)),
+            Kind::NumberOrAuto(_, field) => (field.set)(to, (field.get)(from)),
             Kind::Size(_, field) => (field.set)(to, (field.get)(from)),
             Kind::Time(_, field) => (field.set)(to, (field.get)(from)),
             Kind::Switch(field) => (field.set)(to, (field.get)(from)),

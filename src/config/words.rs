@@ -6,6 +6,7 @@ use tracing::Level;
 
 use crate::routing::{Overflow, StrategyName};
 use crate::telemetry::LogFormat;
+use crate::units::OrAuto;
 
 /// A type whose values are written as words.
 pub(super) trait Word: Copy + PartialEq + 'static {
@@ -40,13 +41,14 @@ impl Word for StrategyName {
     }
 }
 
-impl Word for Overflow {
-    const ALL: &'static [Self] = &[Self::LeastLoaded, Self::NextChoices];
+impl Word for OrAuto<Overflow> {
+    const ALL: &'static [Self] = &[Self::Auto, Self::Fixed(Overflow::LeastLoaded), Self::Fixed(Overflow::NextChoices)];
 
     fn word(self) -> &'static str {
         match self {
-            Self::LeastLoaded => "least_loaded",
-            Self::NextChoices => "next_choices",
+            Self::Auto => "auto",
+            Self::Fixed(Overflow::LeastLoaded) => "least_loaded",
+            Self::Fixed(Overflow::NextChoices) => "next_choices",
         }
     }
 }

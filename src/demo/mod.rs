@@ -148,8 +148,8 @@ pub async fn compare(options: &Options) -> Result<Comparison> {
         requests,
         seconds: options.seconds,
         replica_speed: SPEED,
-        prefix_length: config.key.prefix_length.get(),
-        concurrency_threshold: config.routing.concurrency_threshold.get(),
+        prefix_length: config.key.prefix_length.fixed().map_or(0, |length| length.get()),
+        concurrency_threshold: config.routing.concurrency_threshold.fixed().map_or(0, |threshold| threshold.get()),
         strategies,
     })
 }

@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::json::{Cursor, Malformed, RawString, Token, Value};
 use super::surface::Family;
 use super::unescape::is_start;
+use crate::units::{OrAuto, PrefixLength};
 
 /// What placement hashes a request to. Equal keys have equal homes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,8 +62,8 @@ pub(super) struct KeyHasher {
 
 impl KeyHasher {
     /// A key of `family` with at most `prefix_length` characters of prompt.
-    pub(super) fn new(family: Family, prefix_length: u64, seed: u64) -> Self {
-        let room = usize::try_from(prefix_length).unwrap_or(usize::MAX);
+    pub(super) fn new(family: Family, prefix_length: OrAuto<PrefixLength>, seed: u64) -> Self {
+        let room = prefix_length.fixed().map_or(usize::MAX, |length| length.get() as usize);
         let mut hasher = Self { hash: Xxh3::with_seed(seed), room, depth: 0, has_prompt: false };
         let family: u8 = match family {
             Family::Chat => 1,

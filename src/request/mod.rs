@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use key::{Boundaries, Boundary, Key, MAX_BOUNDARIES};
 pub use surface::{Dialect, Refusal, Surface};
 
-use crate::units::PrefixLength;
+use crate::units::{OrAuto, PrefixLength};
 use json::{LongStrings, Malformed};
 use key::KeyHasher;
 use prompt::Fields;
@@ -39,7 +39,7 @@ pub const PRIORITIES: RangeInclusive<i32> = -1_000..=1_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// How much of the prompt is hashed.
-    pub prefix_length: PrefixLength,
+    pub prefix_length: OrAuto<PrefixLength>,
     /// What is hashed besides text.
     pub includes: Includes,
     /// Seeds every hash, so that outsiders cannot aim at one replica. Routers that shall agree need the same.
@@ -50,7 +50,12 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { prefix_length: PrefixLength::clamped(4_096), includes: Includes::default(), hash_seed: 0, max_json_depth: 256 }
+        Self {
+            prefix_length: OrAuto::Fixed(PrefixLength::clamped(4_096)),
+            includes: Includes::default(),
+            hash_seed: 0,
+            max_json_depth: 256,
+        }
     }
 }
 
@@ -102,7 +107,7 @@ impl Ask {
             None => Placement::ByLoad,
             Some(family) if family == Family::Native || too_deep => Placement::ByKey(native(&fields, body, identifier, settings)),
             Some(family) => {
-                let mut key = KeyHasher::new(family, settings.prefix_length.get(), settings.hash_seed);
+                let mut key = KeyHasher::new(family, settings.prefix_length, settings.hash_seed);
                 scope(&mut key, &fields, identifier);
                 Placement::ByKey(match fields.hash_prompt(surface, settings.includes, &mut key) {
                     Ok(()) => key.finish(),
@@ -123,7 +128,7 @@ impl Ask {
 
 /// The key of a body that counts as it stands, byte by byte.
 fn native(fields: &Fields<'_>, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Boundaries {
-    let mut key = KeyHasher::new(Family::Native, settings.prefix_length.get(), settings.hash_seed);
+    let mut key = KeyHasher::new(Family::Native, settings.prefix_length, settings.hash_seed);
     scope(&mut key, fields, identifier);
     key.bytes(body);
     key.finish()

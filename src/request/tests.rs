@@ -11,7 +11,7 @@ fn key(surface: Surface, body: &Value) -> Option<Key> {
 }
 
 fn key_with(surface: Surface, body: &str, identifier: Option<&str>, includes: Includes) -> Option<Key> {
-    let settings = Settings { prefix_length: PrefixLength::clamped(1_024), includes, ..Settings::default() };
+    let settings = Settings { prefix_length: OrAuto::Fixed(PrefixLength::clamped(1_024)), includes, ..Settings::default() };
     match Ask::read(surface, body.as_bytes(), identifier, &settings).placement {
         Placement::ByKey(boundaries) => boundaries.last().map(|last| last.key),
         Placement::ByLoad => panic!("{surface:?} has keys"),

@@ -19,7 +19,7 @@ pub use candidates::Candidates;
 use crate::fleet::Pool;
 use crate::fleet::{Lease, Trial};
 use crate::request::{Boundaries, Key, Placement};
-use crate::units::ConcurrencyThreshold;
+use crate::units::{ConcurrencyThreshold, OrAuto};
 use least_outstanding::LeastOutstanding;
 use prefix_aware::PrefixAware;
 use random::Random;
@@ -31,17 +31,17 @@ pub struct Settings {
     /// The rule.
     pub strategy: StrategyName,
     /// The gate of `prefix_aware`.
-    pub concurrency_threshold: ConcurrencyThreshold,
+    pub concurrency_threshold: OrAuto<ConcurrencyThreshold>,
     /// Where `prefix_aware` goes when the home is gated.
-    pub overflow: Overflow,
+    pub overflow: OrAuto<Overflow>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             strategy: StrategyName::PrefixAware,
-            concurrency_threshold: ConcurrencyThreshold::clamped(64),
-            overflow: Overflow::LeastLoaded,
+            concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(64)),
+            overflow: OrAuto::Auto,
         }
     }
 }
@@ -167,7 +167,7 @@ impl Chooser {
             StrategyName::Random => Box::new(Random),
             StrategyName::RoundRobin => Box::new(RoundRobin::default()),
             StrategyName::LeastOutstanding => Box::new(LeastOutstanding),
-            StrategyName::PrefixAware => Box::new(PrefixAware::new(settings.concurrency_threshold, settings.overflow)),
+            StrategyName::PrefixAware => Box::new(PrefixAware::new(settings)),
         };
         Self { strategy }
     }

@@ -10,10 +10,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::candidates::by_load;
 use super::least_outstanding::LeastOutstanding;
-use super::{Aim, Candidates, Choice, Overflow, Reason, Strategy};
+use super::{Aim, Candidates, Choice, Overflow, Reason, Settings, Strategy};
 use crate::fleet::Replica;
 use crate::request::Key;
-use crate::units::ConcurrencyThreshold;
 
 pub(super) struct PrefixAware {
     threshold: u64,
@@ -21,8 +20,10 @@ pub(super) struct PrefixAware {
 }
 
 impl PrefixAware {
-    pub(super) fn new(threshold: ConcurrencyThreshold, overflow: Overflow) -> Self {
-        Self { threshold: threshold.get(), overflow }
+    pub(super) fn new(settings: &Settings) -> Self {
+        let threshold = settings.concurrency_threshold.fixed();
+        let overflow = settings.overflow.fixed().unwrap_or(if threshold.is_some() { Overflow::LeastLoaded } else { Overflow::NextChoices });
+        Self { threshold: threshold.map_or(u64::MAX, |threshold| threshold.get()), overflow }
     }
 
     /// Where a request goes that `first`, its first choice, does not take. A gated replica is taken only where all in question are gated;

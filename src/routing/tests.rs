@@ -38,7 +38,11 @@ fn scene(replicas: &[(u64, usize, bool)]) -> Scene {
 }
 
 fn chooser(strategy: StrategyName, threshold: u64, overflow: Overflow) -> Chooser {
-    Chooser::new(&Settings { strategy, concurrency_threshold: ConcurrencyThreshold::clamped(threshold), overflow })
+    Chooser::new(&Settings {
+        strategy,
+        concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(threshold)),
+        overflow: OrAuto::Fixed(overflow),
+    })
 }
 
 impl Scene {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use prefix_router::request::{Ask, Dialect, Includes, Placement, Settings, Surface};
-use prefix_router::units::PrefixLength;
+use prefix_router::units::{OrAuto, PrefixLength};
 use serde_json::Value;
 
 use crate::input::Input;
@@ -26,7 +26,7 @@ pub(crate) fn check(data: &[u8]) {
     let surface = input.one_of(&SURFACES);
     let switches = input.byte();
     let settings = Settings {
-        prefix_length: PrefixLength::clamped(input.number() as u64),
+        prefix_length: OrAuto::Fixed(PrefixLength::clamped(input.number() as u64)),
         includes: Includes { tools: switches & 1 > 0, media: switches & 2 > 0 },
         hash_seed: u64::from(switches >> 4),
         ..Settings::default()
