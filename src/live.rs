@@ -205,7 +205,7 @@ impl LiveFleet {
         };
         if changed {
             inner.fleet.set_draining(name, draining, Instant::now());
-            let was_the_last = self.publish(inner);
+            let turn = self.publish(inner);
             let outstanding = replica.outstanding();
             if draining {
                 tracing::info!(replica = name, outstanding, "replica {name} is drained by the API; in flight there: {outstanding}");
@@ -213,7 +213,7 @@ impl LiveFleet {
                 let health = self.view.load().health(replica).map_or("", State::label);
                 tracing::info!(replica = name, health, "replica {name} is drained no longer; it is {health}");
             }
-            if was_the_last {
+            if turn == Some(false) {
                 tracing::warn!("no replica is left that is up and not draining; where all are draining, requests are answered with 503");
             }
         }
@@ -229,12 +229,14 @@ impl LiveFleet {
     pub fn report(&self, replica: &Replica, outcome: Outcome, why: &str) {
         let mut inner = self.inner();
         let Some(change) = inner.fleet.observe(replica, outcome, Instant::now(), rand::rng().random()) else { return };
-        let was_the_last = self.publish(inner);
+        let turn = self.publish(inner);
         if change.before != change.after {
             self.tell_state(replica, change, why);
         }
-        if was_the_last {
-            tracing::error!("no replica is up any more; requests are tried nevertheless, and checks go on");
+        match turn {
+            Some(false) => tracing::error!("no replica is up any more; requests are tried nevertheless, and checks go on"),
+            Some(true) => tracing::info!("a replica can be used: requests are served"),
+            None => {}
         }
     }
 
@@ -245,15 +247,15 @@ impl LiveFleet {
         }
     }
 
-    /// Draws the picture anew, with everybody who is in it. Whether there was somebody before who could serve, and is nobody now.
-    fn publish(&self, inner: MutexGuard<'_, Inner>) -> bool {
+    /// Draws the picture anew, with everybody who is in it. Whether anybody can serve now, where that has changed.
+    fn publish(&self, inner: MutexGuard<'_, Inner>) -> Option<bool> {
         let before = self.view.load_full();
         let snapshot = inner.fleet.snapshot();
-        let was_the_last = before.can_serve() && !snapshot.can_serve();
+        let turn = Some(snapshot.can_serve()).filter(|&can| can != before.can_serve());
         self.view.store(Arc::new(View { snapshot, upstreams: Arc::clone(&before.upstreams) }));
         drop(inner);
         self.changes.send_replace(());
-        was_the_last
+        turn
     }
 
     fn tell_state(&self, replica: &Replica, change: Change, why: &str) {

@@ -89,7 +89,8 @@ fn open_files(max_connections: usize) {
         Ok(limit) => tracing::warn!(
             limit,
             max_connections,
-            "the system allows {limit} open files; {max_connections} connections (max_connections) may need {needed}: two for each request"
+            "the system allows {limit} open files; {max_connections} connections (max_connections) may need {needed}: two for each request. \
+             Raise the hard limit (ulimit -Hn, LimitNOFILE=) or lower max_connections"
         ),
         Err(error) => tracing::warn!(error = error.to_string(), "cannot raise the number of open files: {error}"),
     }

@@ -12,10 +12,9 @@ use crate::fleet::ReplicaSpec;
 use crate::units::Weight;
 
 /// What a replica may be, in one line.
-pub(super) const ALLOWED: &str =
-    "http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true";
+pub(super) const ALLOWED: &str = "http://HOST:PORT (80 if not given), dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true";
 
-const URL_ALLOWED: &str = "http://HOST, http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME";
+const URL_ALLOWED: &str = "http://HOST:PORT (80 if not given), dns://NAME:PORT or dns://_SERVICE._PROTO.NAME";
 
 /// Reads the items of a list. Whatever is wrong goes to `report`; what is right is returned: the replicas and the sources of others.
 pub(super) fn read(items: &[Node], report: &mut Report<'_>) -> (Vec<ReplicaSpec>, Vec<Source>) {

@@ -283,7 +283,7 @@ async fn at_once<F: Future>(mut coming: Pin<&mut F>) -> Poll<F::Output> {
 fn finish(mut response: Response, mut record: Record, settings: &Settings) -> Response {
     record.status = Some(response.status());
     // Not a first byte in the sense of the metrics: those time replicas.
-    record.response_bytes = response.body().size_hint().lower();
+    record.response_bytes = if record.is_head() { 0 } else { response.body().size_hint().lower() };
     name_choice(&mut response, &record, settings);
     record.complete();
     response

@@ -67,7 +67,7 @@ fn values_that_are_not_allowed() {
 
 #[test]
 fn replicas_that_are_none() {
-    let url = "; allowed: http://HOST, http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME";
+    let url = "; allowed: http://HOST:PORT (80 if not given), dns://NAME:PORT or dns://_SERVICE._PROTO.NAME";
     for (text, problem) in [
         ("https://a", "https://a asks for TLS, and TLS to replicas is not supported"),
         ("a:8000", "a:8000 does not begin with http:// or dns://"),
@@ -103,7 +103,7 @@ fn replicas_that_are_none() {
         wrong(&format!("replicas:\n  - '{text}'\n"), &[&format!("r.yaml:2: replicas: url: {problem}{url}")]);
     }
     let fields = [
-        ("{name: a}", "url: missing; allowed: http://HOST, http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME"),
+        ("{name: a}", "url: missing; allowed: http://HOST:PORT (80 if not given), dns://NAME:PORT or dns://_SERVICE._PROTO.NAME"),
         ("{url: [http://a]}", "url: a list is not allowed here; allowed: a text"),
         ("{url: http://a, weight: 0}", "weight: 0 is out of range; allowed: 1 to 100"),
         ("{url: http://a, weight: 2.0}", "weight: 2.0 is not a whole number; allowed: 1 to 100"),
@@ -118,11 +118,11 @@ fn replicas_that_are_none() {
         ("http://a;weight=1;weight=2", "http://a: weight: given twice; allowed: once"),
         (
             "http://a;2",
-            "http://a: 2 has no =; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true",
+            "http://a: 2 has no =; allowed: http://HOST:PORT (80 if not given), dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true",
         ),
         (
             "[a]",
-            "a list stands where a replica belongs; allowed: http://HOST:PORT, dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true",
+            "a list stands where a replica belongs; allowed: http://HOST:PORT (80 if not given), dns://NAME:PORT or dns://_SERVICE._PROTO.NAME, then any of ;weight=1 to 100 ;name=NAME ;models=A|B ;drain=true",
         ),
     ];
     for (item, problem) in fields {
