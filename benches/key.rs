@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use prefix_router::request::{Ask, Includes, Settings, Surface};
+use prefix_router::units::{OrAuto, PrefixLength};
 
 /// How the text of a prompt is written. Each is one sentence as it stands between the quotes of a JSON string.
 const SCRIPTS: [(&str, &str); 3] = [
@@ -62,7 +63,8 @@ fn agent() -> String {
 fn key(c: &mut Criterion) {
     let mut group = c.benchmark_group("key");
     group.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(1)).sample_size(30);
-    let settings = Settings::default();
+    let settings = Settings { prefix_length: OrAuto::Fixed(PrefixLength::clamped(4_096)), ..Settings::default() };
+    let auto = Settings { prefix_length: OrAuto::Auto, ..Settings::default() };
     let mut measure = |name: String, surface: Surface, body: &str, settings: &Settings| {
         group.throughput(Throughput::Bytes(body.len() as u64));
         group.bench_with_input(BenchmarkId::new(name, body.len()), body, |b, body| {
@@ -76,10 +78,24 @@ fn key(c: &mut Criterion) {
             }
         }
     }
-    let with_tools = Settings { includes: Includes { tools: true, media: false }, ..Settings::default() };
+    for (script, sentence) in
+        SCRIPTS.into_iter().chain([("plain", "The system answers with care and follows the policy of section four. ")])
+    {
+        for size in [1 << 10, 32 << 10, 256 << 10, 1 << 20] {
+            let body = body(Surface::ChatCompletions, sentence, size);
+            if script == "plain" {
+                measure(format!("chat_completions, {script}"), Surface::ChatCompletions, &body, &settings);
+            }
+            measure(format!("chat_completions, {script}, auto"), Surface::ChatCompletions, &body, &auto);
+        }
+    }
+    let with_tools = Settings { includes: Includes { tools: true, media: false }, ..settings.clone() };
     let ids: Vec<String> = (0..40_000).map(|id| (id * 7 % 128_000).to_string()).collect();
     let ids = format!(r#"{{"model":"m","prompt":[{}]}}"#, ids.join(","));
     measure("chat_completions, 200 small messages".to_owned(), Surface::ChatCompletions, &agent(), &settings);
+    measure("chat_completions, 200 small messages, auto".to_owned(), Surface::ChatCompletions, &agent(), &auto);
+    measure("invocations, auto".to_owned(), Surface::Invocations, &body(Surface::Invocations, SCRIPTS[0].1, 1 << 20), &auto);
+    measure("completions, token ids, auto".to_owned(), Surface::Completions, &ids, &auto);
     measure("invocations, 200 small messages".to_owned(), Surface::Invocations, &agent(), &settings);
     measure("chat_completions, 200 small messages, tools included".to_owned(), Surface::ChatCompletions, &agent(), &with_tools);
     measure("completions, token ids".to_owned(), Surface::Completions, &ids, &settings);

@@ -92,9 +92,9 @@ struct ConfigFlags {
     replica: Vec<String>,
     #[arg(long, value_name = "NAME", help = help("strategy"))]
     strategy: Option<String>,
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help = help("prefix_length"))]
+    #[arg(long, value_name = "N|auto", allow_negative_numbers = true, help = help("prefix_length"))]
     prefix_length: Option<String>,
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help = help("concurrency_threshold"))]
+    #[arg(long, value_name = "N|auto", allow_negative_numbers = true, help = help("concurrency_threshold"))]
     concurrency_threshold: Option<String>,
     #[arg(long, value_name = "NAME", help = help("overflow"))]
     overflow: Option<String>,
@@ -287,7 +287,7 @@ mod tests {
         for flag in &flags {
             assert!(errors.contains(&format!("{}: ", flag.name)), "{} is not read:\n{errors}", flag.name);
         }
-        assert!(errors.contains("--prefix-length: -1 is out of range; allowed: 1024 to 65536"), "{errors}");
+        assert!(errors.contains("--prefix-length: -1 is out of range; allowed: auto, or 1024 to 65536"), "{errors}");
     }
 
     #[test]

@@ -60,6 +60,15 @@ impl<T> OrAuto<T> {
     }
 }
 
+impl<T: fmt::Display> fmt::Display for OrAuto<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Fixed(value) => value.fmt(f),
+        }
+    }
+}
+
 impl<T> From<Option<T>> for OrAuto<T> {
     fn from(fixed: Option<T>) -> Self {
         fixed.map_or(Self::Auto, Self::Fixed)

@@ -49,7 +49,7 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// One error, shown as `router.yaml:7: prefix_length: 512 is out of range; allowed: 1024 to 65536`.
+/// One error, shown as `router.yaml:7: prefix_length: 512 is out of range; allowed: auto, or 1024 to 65536`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ConfigError {
     pub(super) origin: Origin,

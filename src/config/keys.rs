@@ -244,14 +244,14 @@ pub(super) static KEYS: &[Key] = &[
     key("strategy", "How a replica is chosen for a request.", "prefix_aware", word!(routing.strategy: StrategyName)),
     key(
         "prefix_length",
-        "How many characters of a prompt make its key (bytes on /invocations).",
-        "4096",
+        "How many characters of a prompt make its key (bytes on /invocations); auto: as many as tell the prompts of recent traffic apart.",
+        "auto",
         Kind::NumberOrAuto(PrefixLength::MIN..=PrefixLength::MAX, at!(bounded or auto key.prefix_length: PrefixLength)),
     ),
     key(
         "concurrency_threshold",
-        "From so many outstanding requests on a home's further requests overflow.",
-        "64",
+        "From so many outstanding requests on a home's further requests overflow; auto: from well above what the other replicas have.",
+        "auto",
         Kind::NumberOrAuto(
             ConcurrencyThreshold::MIN..=ConcurrencyThreshold::MAX,
             at!(bounded or auto routing.concurrency_threshold: ConcurrencyThreshold),
@@ -259,9 +259,15 @@ pub(super) static KEYS: &[Key] = &[
     ),
     key(
         "overflow",
-        "Who takes what overflows: the least loaded of all, or the less loaded of the key's 2nd and 3rd choice.",
+        "Who takes what overflows: the least loaded of all, or the less loaded of the key's 2nd and 3rd choice; auto: the first where concurrency_threshold is a number, else the second.",
         "auto",
         word!(routing.overflow: OrAuto<Overflow>),
+    ),
+    key(
+        "routers",
+        "How many routers like this one send to the same replicas, itself included; 0 means that nobody says so.",
+        "0",
+        Kind::Number(0..=1_000, at!(routing.routers as u32)),
     ),
     key(
         "prefix_includes",

@@ -1,20 +1,45 @@
 //! A SageMaker `RoutingConfig`, pasted as it stands: under its own name, or its two keys bare at the top level.
 //!
-//! Its numbers go through the same table as our own keys, so that the ranges cannot differ.
+//! Its numbers have the types of our own keys, so that the ranges cannot differ.
 
+use super::Loader;
 use super::errors::{ConfigError, Origin, Report, nearest, shown};
+use super::kinds::{Field, Kind};
 use super::words::Word;
 use super::yaml::{Entry, Node, Shape};
-use super::{Loader, keys};
 use crate::routing::StrategyName;
+use crate::units::{ConcurrencyThreshold, OrAuto, PrefixLength};
 
 /// The keys by which a fragment is told at the top level.
 pub(super) const TOP: [&str; 3] = ["RoutingConfig", STRATEGY, NUMBERS];
 
 const STRATEGY: &str = "RoutingStrategy";
 const NUMBERS: &str = "PrefixAwareRoutingConfig";
-/// A number of `PrefixAwareRoutingConfig`, and the key it stands for.
-const PAIRS: [(&str, &str); 2] = [("PrefixLength", "prefix_length"), ("ConcurrencyThreshold", "concurrency_threshold")];
+/// The numbers of `PrefixAwareRoutingConfig`, and the keys they stand for. Both are needed, and here neither is worked out.
+static PAIRS: [(&str, &str, Kind); 2] = [
+    (
+        "PrefixLength",
+        "prefix_length",
+        Kind::Number(
+            PrefixLength::MIN..=PrefixLength::MAX,
+            Field {
+                get: |c| c.key.prefix_length.fixed().map_or(0, PrefixLength::get),
+                set: |c, v| c.key.prefix_length = OrAuto::Fixed(PrefixLength::clamped(v)),
+            },
+        ),
+    ),
+    (
+        "ConcurrencyThreshold",
+        "concurrency_threshold",
+        Kind::Number(
+            ConcurrencyThreshold::MIN..=ConcurrencyThreshold::MAX,
+            Field {
+                get: |c| c.routing.concurrency_threshold.fixed().map_or(0, ConcurrencyThreshold::get),
+                set: |c, v| c.routing.concurrency_threshold = OrAuto::Fixed(ConcurrencyThreshold::clamped(v)),
+            },
+        ),
+    ),
+];
 
 /// Applies the top-level entries `found` (of [`TOP`]), if any; `own` are the file's other entries.
 pub(super) fn apply(found: &[Entry], own: &[Entry], origin: &Origin, loader: &mut Loader) {
@@ -95,19 +120,18 @@ impl Fragment<'_> {
 
     fn take_numbers(&mut self, numbers: &Entry) {
         let path = format!("{}{NUMBERS}", self.path);
-        let Some(entries) = self.map(numbers, &path, &PAIRS.map(|(name, _)| name)) else { return };
-        for (name, key) in PAIRS {
-            let Some(key) = keys::find(key) else { continue };
+        let Some(entries) = self.map(numbers, &path, &PAIRS.each_ref().map(|(name, ..)| *name)) else { return };
+        for (name, key, kind) in &PAIRS {
             let label = format!("{path}.{name}");
-            match entries.iter().find(|entry| entry.key == name && !entry.value.is_null()) {
+            match entries.iter().find(|entry| entry.key == *name && !entry.value.is_null()) {
                 Some(Entry { value, .. }) => {
-                    let mut report = Report::new(self.origin, key.name, &mut self.loader.errors);
+                    let mut report = Report::new(self.origin, key, &mut self.loader.errors);
                     report.key = label;
-                    key.set(&mut self.loader.config, value, &mut report);
+                    kind.set(&mut self.loader.config, value, &mut report);
                 }
                 None => {
-                    let problem = format!("missing; PREFIX_AWARE needs it; allowed: {}", key.kind.allowed());
-                    self.add(numbers.line, label, key.name, problem);
+                    let problem = format!("missing; PREFIX_AWARE needs it; allowed: {}", kind.allowed());
+                    self.add(numbers.line, label, key, problem);
                 }
             }
         }

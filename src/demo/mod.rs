@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
@@ -29,7 +29,7 @@ use crate::sim;
 use crate::sim::cost::Cost;
 use crate::sim::report::Report;
 use crate::sim::workload::{self, Session, Volume, Workload};
-use crate::units::Weight;
+use crate::units::{Bounded, ConcurrencyThreshold, OrAuto, PrefixLength, Weight};
 use client::Client;
 use traffic::Outcome;
 
@@ -63,10 +63,12 @@ pub struct Comparison {
     pub seconds: f64,
     /// How many times as fast the simulated replicas are as one with the default constants.
     pub replica_speed: f64,
-    /// The router's `prefix_length`.
-    pub prefix_length: u64,
-    /// The router's `concurrency_threshold`.
-    pub concurrency_threshold: u64,
+    /// The router's `prefix_length`, in JSON a number or `"auto"`.
+    #[serde(serialize_with = "number_or_auto")]
+    pub prefix_length: OrAuto<PrefixLength>,
+    /// The router's `concurrency_threshold`, likewise.
+    #[serde(serialize_with = "number_or_auto")]
+    pub concurrency_threshold: OrAuto<ConcurrencyThreshold>,
     /// In the order in which they were run.
     pub strategies: Vec<Measured>,
 }
@@ -148,10 +150,20 @@ pub async fn compare(options: &Options) -> Result<Comparison> {
         requests,
         seconds: options.seconds,
         replica_speed: SPEED,
-        prefix_length: config.key.prefix_length.fixed().map_or(0, |length| length.get()),
-        concurrency_threshold: config.routing.concurrency_threshold.fixed().map_or(0, |threshold| threshold.get()),
+        prefix_length: config.key.prefix_length,
+        concurrency_threshold: config.routing.concurrency_threshold,
         strategies,
     })
+}
+
+fn number_or_auto<const MIN: u64, const MAX: u64, S: Serializer>(
+    setting: &OrAuto<Bounded<MIN, MAX>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match setting {
+        OrAuto::Auto => serializer.collect_str(setting),
+        OrAuto::Fixed(number) => serializer.serialize_u64(number.get()),
+    }
 }
 
 async fn measure(strategy: StrategyName, sessions: &[Session], requests: usize, replicas: usize) -> Result<Outcome> {

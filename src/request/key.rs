@@ -6,9 +6,9 @@
 
 use std::ops::ControlFlow;
 
-use arrayvec::ArrayVec;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::boundaries::{Boundaries, Boundary, Course};
 use super::json::{Cursor, Malformed, RawString, Token, Value};
 use super::surface::Family;
 use super::unescape::is_start;
@@ -17,21 +17,6 @@ use crate::units::{OrAuto, PrefixLength};
 /// What placement hashes a request to. Equal keys have equal homes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub u64);
-
-/// A place in a prompt where its key may end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Boundary {
-    /// Characters of the prompt before it, in bytes on the native surface.
-    pub depth: u32,
-    /// The key of all before it.
-    pub key: Key,
-}
-
-/// How many boundaries a prompt has at most.
-pub const MAX_BOUNDARIES: usize = 12;
-
-/// Where the key of a prompt may end, from the shallowest: in one place where the prefix has a fixed length, in none where the prompt has no text.
-pub type Boundaries = ArrayVec<Boundary, MAX_BOUNDARIES>;
 
 /// What a part is. The numbers are part of every key: they never change.
 #[derive(Clone, Copy)]
@@ -49,22 +34,36 @@ enum Part {
     Scalar = 11,
 }
 
-/// Hashes the parts of one request and cuts the prefix at its length.
+/// Hashes the parts of one request, and keeps the keys at the boundaries of its prompt.
 pub(super) struct KeyHasher {
     hash: Xxh3,
-    /// Characters that still belong to the prefix.
+    /// Characters up to where something is to be done. 0 where the prefix is complete.
     room: usize,
     /// Characters of the prompt so far.
     depth: u32,
     /// Whether anything of the prompt was hashed: a prompt without text has no key.
     has_prompt: bool,
+    /// Where the prompt is looked through for boundaries: the length of its prefix is not given.
+    course: Option<Course>,
+    /// Its boundaries so far.
+    boundaries: Boundaries,
+    /// The key at the end of the text so far, if it had to be kept before the border of a message or an empty text was hashed, which may be
+    /// all that follows.
+    end: Option<Key>,
 }
 
 impl KeyHasher {
     /// A key of `family` with at most `prefix_length` characters of prompt.
     pub(super) fn new(family: Family, prefix_length: OrAuto<PrefixLength>, seed: u64) -> Self {
-        let room = prefix_length.fixed().map_or(usize::MAX, |length| length.get() as usize);
-        let mut hasher = Self { hash: Xxh3::with_seed(seed), room, depth: 0, has_prompt: false };
+        let (room, course) = match prefix_length {
+            OrAuto::Fixed(length) => (length.get() as usize, None),
+            OrAuto::Auto => {
+                let mut course = Course::new();
+                (course.room(0), Some(course))
+            }
+        };
+        let mut hasher =
+            Self { hash: Xxh3::with_seed(seed), room, depth: 0, has_prompt: false, course, boundaries: Boundaries::new(), end: None };
         let family: u8 = match family {
             Family::Chat => 1,
             Family::Completion => 2,
@@ -89,24 +88,55 @@ impl KeyHasher {
         self.room == 0
     }
 
-    /// The border before a message: hashed, not counted.
-    pub(super) fn role(&mut self, role: &str) {
+    /// The end of the tools.
+    pub(super) fn end_of_tools(&mut self) {
+        if self.course.is_some() {
+            let end = Key(self.hash.digest());
+            self.end = Some(end);
+            self.boundary(end);
+        }
+    }
+
+    /// The border before a message: hashed, not counted. Whether the message is needed: its key may be complete before it.
+    pub(super) fn role(&mut self, role: &str) -> bool {
+        self.keep_end();
+        if let Some(course) = &mut self.course {
+            if course.message(role, self.depth)
+                && let Some(end) = self.end
+            {
+                self.boundary(end);
+            }
+            self.make_room();
+        }
+        if self.is_full() {
+            return false;
+        }
         self.part(Part::Role, role.as_bytes());
+        true
     }
 
     /// A text of the prompt, up to where the prefix ends.
     pub(super) fn text(&mut self, text: RawString<'_>) -> Result<(), Malformed> {
         let mut length = 0;
         text.pieces(|piece| {
-            let (taken, characters) = cut(piece, self.room);
-            self.hash.update(taken);
-            length += taken.len();
-            self.room -= characters;
-            self.depth += characters as u32;
-            if self.room == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            let mut rest = piece;
+            loop {
+                let (taken, characters) = cut(rest, self.room);
+                self.hash.update(taken);
+                length += taken.len();
+                self.room -= characters;
+                self.depth += characters as u32;
+                if self.room > 0 {
+                    return ControlFlow::Continue(());
+                }
+                self.pass(Part::Text, length);
+                if self.room == 0 {
+                    return ControlFlow::Break(());
+                }
+                rest = &rest[taken.len()..];
+            }
         })?;
-        self.has_prompt |= length > 0;
-        self.close(Part::Text, length);
+        self.end_of_text(Part::Text, length);
         Ok(())
     }
 
@@ -121,33 +151,25 @@ impl KeyHasher {
                 return Ok(ControlFlow::Break(()));
             }
             let bytes = token.scalar()?.parse::<u32>().map_err(|_| Malformed)?.to_le_bytes();
-            let taken = self.room.min(bytes.len());
-            self.hash.update(&bytes[..taken]);
-            length += taken;
-            self.room -= taken;
-            self.depth += taken as u32;
+            length = self.plain(Part::TokenIds, length, &bytes);
             Ok(ControlFlow::Continue(()))
         })?;
         if end.is_continue() {
             *tokens = list;
         }
-        self.has_prompt |= length > 0;
-        self.close(Part::TokenIds, length);
+        self.end_of_text(Part::TokenIds, length);
         Ok(())
     }
 
     /// A raw body, up to where the prefix ends.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
-        let taken = &bytes[..bytes.len().min(self.room)];
-        self.room -= taken.len();
-        self.depth += taken.len() as u32;
-        self.has_prompt |= !taken.is_empty();
-        self.part(Part::Bytes, taken);
+        let length = self.plain(Part::Bytes, 0, bytes);
+        self.end_of_text(Part::Bytes, length);
     }
 
     /// The value at `value` with white space and ways of escaping left out; for what is compared but not counted.
     pub(super) fn value(&mut self, value: Value<'_>) -> Result<(), Malformed> {
-        self.has_prompt = true;
+        self.content();
         value.tokens(|token| {
             match token {
                 Token::Mark(mark) => self.part(Part::Mark, &[mark]),
@@ -160,13 +182,86 @@ impl KeyHasher {
 
     /// Where a part that is no text comes from, or its data: compared, not counted.
     pub(super) fn medium(&mut self, source: RawString<'_>) -> Result<(), Malformed> {
-        self.has_prompt = true;
+        self.content();
         self.string(source)
     }
 
     /// Where the key may end; nowhere if the prompt was empty.
-    pub(super) fn finish(self) -> Boundaries {
-        self.has_prompt.then(|| Boundary { depth: self.depth, key: Key(self.hash.digest()) }).into_iter().collect()
+    pub(super) fn finish(mut self) -> Boundaries {
+        let is_open = self.course.as_ref().is_some_and(Course::is_open);
+        if is_open || self.boundaries.is_empty() {
+            let end = self.end.unwrap_or_else(|| Key(self.hash.digest()));
+            self.boundary(end);
+        }
+        self.boundaries
+    }
+
+    /// Bytes of a `part` of which `length` are hashed already, each counted as a character; returns how many are hashed then.
+    fn plain(&mut self, part: Part, mut length: usize, bytes: &[u8]) -> usize {
+        let mut rest = bytes;
+        while self.room > 0 && !rest.is_empty() {
+            let (taken, others) = rest.split_at(rest.len().min(self.room));
+            self.hash.update(taken);
+            length += taken.len();
+            self.room -= taken.len();
+            self.depth += taken.len() as u32;
+            rest = others;
+            if self.room == 0 {
+                self.pass(part, length);
+            }
+        }
+        length
+    }
+
+    /// Where there is no room left in a part of which `length` bytes are hashed: keeps the key, and makes room up to the next boundary if there is one.
+    #[cold]
+    fn pass(&mut self, part: Part, length: usize) {
+        let Some(course) = &mut self.course else { return };
+        if course.passed(self.depth) {
+            let mut hash = self.hash.clone();
+            hash.update(&closing(part, length));
+            self.has_prompt = true;
+            self.boundary(Key(hash.digest()));
+        }
+        self.make_room();
+    }
+
+    fn make_room(&mut self) {
+        if let Some(course) = &mut self.course {
+            self.room = course.room(self.depth);
+        }
+    }
+
+    /// Adds a boundary here, unless it is there already or nothing is before it.
+    fn boundary(&mut self, key: Key) {
+        if self.has_prompt && self.boundaries.last().is_none_or(|last| last.key != key) {
+            self.boundaries.push(Boundary { depth: self.depth, key });
+        }
+    }
+
+    /// Before something that is hashed, but may be followed by nothing that counts.
+    fn keep_end(&mut self) {
+        if self.end.is_none() && self.has_prompt && self.course.as_ref().is_some_and(Course::is_open) {
+            self.end = Some(Key(self.hash.digest()));
+        }
+    }
+
+    /// Something of the prompt was hashed.
+    fn content(&mut self) {
+        (self.has_prompt, self.end) = (true, None);
+        if let Some(course) = &mut self.course {
+            course.content();
+        }
+    }
+
+    /// Closes a text of `length` bytes.
+    fn end_of_text(&mut self, part: Part, length: usize) {
+        if length > 0 {
+            self.content()
+        } else {
+            self.keep_end()
+        }
+        self.close(part, length);
     }
 
     /// A whole string, however long: a picture's data too.
@@ -191,10 +286,15 @@ impl KeyHasher {
     }
 
     fn close(&mut self, part: Part, length: usize) {
-        let mut end = [part as u8; 9];
-        end[..8].copy_from_slice(&(length as u64).to_le_bytes());
-        self.hash.update(&end);
+        self.hash.update(&closing(part, length));
     }
+}
+
+/// What stands behind a part.
+fn closing(part: Part, length: usize) -> [u8; 9] {
+    let mut end = [part as u8; 9];
+    end[..8].copy_from_slice(&(length as u64).to_le_bytes());
+    end
 }
 
 /// The first `room` characters of `text`, which is UTF-8, and how many they are.

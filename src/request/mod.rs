@@ -3,6 +3,7 @@
 //! Pure: it reads a path, one header and a body, and changes none of them.
 
 mod blocks;
+mod boundaries;
 mod json;
 mod key;
 mod prompt;
@@ -17,7 +18,8 @@ use std::ops::RangeInclusive;
 use hyper::header::HeaderName;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub use key::{Boundaries, Boundary, Key, MAX_BOUNDARIES};
+pub use boundaries::{Boundaries, Boundary, MAX_BOUNDARIES};
+pub use key::Key;
 pub use surface::{Dialect, Refusal, Surface};
 
 use crate::units::{OrAuto, PrefixLength};
@@ -50,12 +52,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            prefix_length: OrAuto::Fixed(PrefixLength::clamped(4_096)),
-            includes: Includes::default(),
-            hash_seed: 0,
-            max_json_depth: 256,
-        }
+        Self { prefix_length: OrAuto::Auto, includes: Includes::default(), hash_seed: 0, max_json_depth: 256 }
     }
 }
 

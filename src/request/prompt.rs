@@ -63,6 +63,7 @@ impl<'a> Fields<'a> {
         // Engines render tools before everything else.
         if let (true, Some(tools)) = (includes.tools, present(self.tools)) {
             key.value(tools)?;
+            key.end_of_tools();
         }
         let mut walk = Walk { key, includes };
         match surface {
@@ -117,18 +118,13 @@ impl Walk<'_> {
                 }
                 Ok(())
             })?;
-            walk.key.role(&role.map(RawString::text).transpose()?.unwrap_or_default());
-            walk.content(content)
+            if walk.key.role(&role.map(RawString::text).transpose()?.unwrap_or_default()) { walk.content(content) } else { Ok(()) }
         })
     }
 
     /// One message that stands in a field of its own, as if it were the next of the list.
     fn message_of(&mut self, role: &str, content: Option<Value<'_>>) -> Result<(), Malformed> {
-        if self.key.is_full() || present(content).is_none() {
-            return Ok(());
-        }
-        self.key.role(role);
-        self.content(content)
+        if !self.key.is_full() && present(content).is_some() && self.key.role(role) { self.content(content) } else { Ok(()) }
     }
 
     /// The content of a message: a text, or parts in order. Anything else is an empty text.

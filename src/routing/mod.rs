@@ -34,15 +34,13 @@ pub struct Settings {
     pub concurrency_threshold: OrAuto<ConcurrencyThreshold>,
     /// Where `prefix_aware` goes when the home is gated.
     pub overflow: OrAuto<Overflow>,
+    /// How many routers, this one included, the operator says share the replicas; 0 where nothing is said.
+    pub routers: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            strategy: StrategyName::PrefixAware,
-            concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(64)),
-            overflow: OrAuto::Auto,
-        }
+        Self { strategy: StrategyName::PrefixAware, concurrency_threshold: OrAuto::Auto, overflow: OrAuto::Auto, routers: 0 }
     }
 }
 

@@ -42,6 +42,7 @@ fn chooser(strategy: StrategyName, threshold: u64, overflow: Overflow) -> Choose
         strategy,
         concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(threshold)),
         overflow: OrAuto::Fixed(overflow),
+        ..Settings::default()
     })
 }
 

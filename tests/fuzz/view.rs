@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use prefix_router::request::{Ask, Dialect, Includes, Placement, Settings, Surface};
+use prefix_router::request::{Ask, Boundaries, Dialect, Includes, Placement, Settings, Surface};
 use prefix_router::units::{OrAuto, PrefixLength};
 use serde_json::Value;
 
@@ -20,13 +20,14 @@ const SURFACES: [Surface; 9] = [
     Surface::Other,
 ];
 
-/// One byte each for surface and what is included, two for the prefix's length, an identifier or a path behind its length, the body.
+/// One byte each for surface and what is included and whether the prefix's length is worked out, two for that length, an identifier or a path behind its length, the body.
 pub(crate) fn check(data: &[u8]) {
     let mut input = Input(data);
     let surface = input.one_of(&SURFACES);
     let switches = input.byte();
+    let length = OrAuto::Fixed(PrefixLength::clamped(input.number() as u64));
     let settings = Settings {
-        prefix_length: OrAuto::Fixed(PrefixLength::clamped(input.number() as u64)),
+        prefix_length: if switches & 8 > 0 { OrAuto::Auto } else { length },
         includes: Includes { tools: switches & 1 > 0, media: switches & 2 > 0 },
         hash_seed: u64::from(switches >> 4),
         ..Settings::default()
@@ -35,6 +36,36 @@ pub(crate) fn check(data: &[u8]) {
     check_path(word);
     let identifier = (switches & 4 > 0).then_some(word);
     check_body(surface, input.0, &|surface, body| Ask::read(surface, body, identifier, &settings));
+    check_boundaries(surface, input.0, &|surface, prefix_length| match Ask::read(
+        surface,
+        input.0,
+        identifier,
+        &Settings { prefix_length, ..settings.clone() },
+    )
+    .placement
+    {
+        Placement::ByKey(boundaries) => Some(boundaries),
+        Placement::ByLoad => None,
+    });
+}
+
+/// Where the key may end if its length is not given: each boundary once, from the shallowest, and with the key of a prefix of its depth.
+fn check_boundaries(surface: Surface, body: &[u8], read: &dyn Fn(Surface, OrAuto<PrefixLength>) -> Option<Boundaries>) {
+    let Some(boundaries) = read(surface, OrAuto::Auto) else { return };
+    assert!(boundaries.is_sorted_by_key(|boundary| boundary.depth), "{boundaries:?}");
+    for (index, boundary) in boundaries.iter().enumerate() {
+        assert!(boundaries[..index].iter().all(|other| other.key != boundary.key), "{boundaries:?}");
+        assert!(boundary.depth as usize <= body.len() * 4, "a number of one digit counts as four characters: {boundaries:?}");
+    }
+    // It may be that a body is not understood only far behind a place where a given length would have ended.
+    let surface = if Some(&boundaries) == read(Surface::Invocations, OrAuto::Auto).as_ref() { Surface::Invocations } else { surface };
+    for boundary in boundaries.iter().filter(|boundary| boundary.depth.is_power_of_two()) {
+        if let Some(length) = PrefixLength::new(boundary.depth.into()) {
+            let fixed = read(surface, OrAuto::Fixed(length)).unwrap_or_default();
+            // Media behind a text that ends there belong to its message, and so to a second boundary there.
+            assert!(boundaries.iter().any(|boundary| fixed.last() == Some(boundary)), "{boundaries:?} and {fixed:?}");
+        }
+    }
 }
 
 fn check_path(path: &str) {

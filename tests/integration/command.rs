@@ -378,7 +378,7 @@ fn check_prints_the_effective_configuration_without_secrets() {
     let output = run(program().args(["check", "--config"]).arg(&file.0).env("PREFIX_ROUTER_PREFIX_LENGTH", "2048"));
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let shown = String::from_utf8_lossy(&output.stdout);
-    for part in ["round_robin", "2048", "the-first", "concurrency_threshold", "64"] {
+    for part in ["round_robin", "2048", "the-first", "concurrency_threshold: auto", "overflow: auto"] {
         assert!(shown.contains(part), "no {part} in {shown}");
     }
     assert!(!said(&output).contains("sesame"), "{}", said(&output));

@@ -16,6 +16,7 @@ fn strategies_get_the_same_requests_and_their_figures_stand_side_by_side() {
     let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
     let (requests, seconds) = (shown["requests"].as_u64().expect("a count"), shown["seconds"].as_f64());
     assert_eq!((shown["replicas"].as_u64(), shown["seed"].as_u64()), (Some(3), Some(5)));
+    assert_eq!((&shown["prefix_length"], &shown["concurrency_threshold"]), (&"auto".into(), &"auto".into()));
     assert!(requests > 100 && seconds == Some(2.0), "{shown}");
     let strategies: HashMap<&str, &Value> =
         shown["strategies"].as_array().expect("a list").iter().map(|one| (one["strategy"].as_str().expect("a name"), one)).collect();
@@ -47,6 +48,7 @@ fn the_table_names_what_was_done() {
     assert!(output.status.success(), "{}", said(&output));
     for part in [
         "2 simulated replicas",
+        "prefix_length auto, concurrency_threshold auto.",
         "never repeat",
         "First token    p50",
         "prefix_aware",

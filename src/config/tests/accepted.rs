@@ -52,6 +52,7 @@ strategy: round_robin
 prefix_length: 1024
 concurrency_threshold: 0x10
 overflow: next_choices
+routers: 1000
 prefix_includes: [media, tools]
 hash_seed: 18446744073709551615
 max_outstanding: 32
@@ -121,10 +122,10 @@ access_log: false
     assert_eq!(config.resolver.servers.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:53", "[::1]:5353"]);
     assert_eq!(config.upstream.api_key, Some(crate::units::Secret::new("sk-1".to_owned())));
     assert_eq!(config.routing.strategy, StrategyName::RoundRobin);
-    assert_eq!(config.routing.concurrency_threshold, ConcurrencyThreshold::clamped(16));
-    assert_eq!(config.routing.overflow, Overflow::NextChoices);
+    assert_eq!(config.routing.concurrency_threshold, OrAuto::Fixed(ConcurrencyThreshold::clamped(16)));
+    assert_eq!(config.routing.overflow, OrAuto::Fixed(Overflow::NextChoices));
     assert_eq!(config.key.hash_seed, u64::MAX);
-    assert_eq!(config.key.prefix_length, PrefixLength::clamped(1_024));
+    assert_eq!(config.key.prefix_length, OrAuto::Fixed(PrefixLength::clamped(1_024)));
     assert_eq!(config.key.includes, Includes { tools: true, media: true });
     assert_eq!(config.proxy.expose_paths, ["/sleep", "/debug/*"]);
     assert_eq!(config.telemetry.level, Level::WARN);
@@ -152,6 +153,30 @@ access_log: false
     assert_eq!(config.follow(&config).unwrap(), (config.clone(), Changes::default()));
     let (_, back) = config.follow(&old).unwrap();
     assert_eq!(back, changes);
+}
+
+#[test]
+fn what_is_worked_out_is_called_auto_everywhere() {
+    let given = "prefix_length: 4096\nconcurrency_threshold: 64\noverflow: least_loaded\n";
+    for auto in ["auto", "AUTO", "'auto'"] {
+        let environment =
+            [("PREFIX_ROUTER_PREFIX_LENGTH", auto), ("PREFIX_ROUTER_CONCURRENCY_THRESHOLD", auto), ("PREFIX_ROUTER_OVERFLOW", "auto")];
+        let flags = [("--prefix-length", "prefix_length", auto), ("--concurrency-threshold", "concurrency_threshold", auto)];
+        let yaml = format!("prefix_length: {auto}\nconcurrency_threshold: {auto}\noverflow: auto\n");
+        assert_eq!(load_str(&yaml, "r.yaml").unwrap(), Config::default(), "{auto}");
+        if !auto.starts_with('\'') {
+            assert_eq!(load_settings(sources(None, &environment, &[])).unwrap(), Config::default(), "{auto}");
+            assert_eq!(load_settings(sources(None, &[], &flags)).unwrap(), Config::default(), "{auto}");
+        }
+    }
+    let (fixed, auto) = (load_str(given, "r.yaml").unwrap(), Config::default());
+    assert!(given.lines().all(|line| fixed.render().lines().any(|other| other == line)));
+    let replicas = vec![replica("a", "a:80", 1, &[])];
+    let (fixed, auto) = (Config { replicas: replicas.clone(), ..fixed }, Config { replicas, ..auto });
+    for (from, to) in [(&fixed, &auto), (&auto, &fixed)] {
+        let (followed, changes) = from.follow(to).unwrap();
+        assert_eq!((&followed, changes.applied), (to, vec!["prefix_length", "concurrency_threshold", "overflow"]));
+    }
 }
 
 #[test]

@@ -11,15 +11,17 @@ fn a_fragment_is_understood_as_it_stands() {
     for yaml in [&format!("RoutingConfig: {aware}"), aware, json, bare, &format!("RoutingConfig:\n  {aware}\nretries: 2\n")] {
         let config = load_str(yaml, "r.yaml").unwrap();
         assert_eq!(config.routing.strategy, StrategyName::PrefixAware);
-        assert_eq!(config.key.prefix_length.get(), 2_048);
-        assert_eq!(config.routing.concurrency_threshold.get(), 10);
-        assert_eq!(config.routing.overflow, Overflow::LeastLoaded);
+        assert_eq!(config.key.prefix_length, OrAuto::Fixed(PrefixLength::clamped(2_048)));
+        assert_eq!(config.routing.concurrency_threshold, OrAuto::Fixed(ConcurrencyThreshold::clamped(10)));
+        assert_eq!(config.routing.overflow, OrAuto::Auto, "which is least_loaded with a number");
     }
     for (name, strategy) in [("RANDOM", StrategyName::Random), ("LEAST_OUTSTANDING_REQUESTS", StrategyName::LeastOutstanding)] {
         for yaml in [format!("RoutingConfig: {{RoutingStrategy: {name}}}"), format!("strategy: {name}")] {
             assert_eq!(load_str(&yaml, "r.yaml").unwrap().routing.strategy, strategy, "{yaml}");
         }
     }
+    let with_overflow = format!("RoutingConfig: {aware}\noverflow: next_choices\n");
+    assert_eq!(load_str(&with_overflow, "r.yaml").unwrap().routing.overflow, OrAuto::Fixed(Overflow::NextChoices));
     // Nothing is nothing.
     assert_eq!(load_str("RoutingConfig: ~\nstrategy: random\n", "r.yaml").unwrap().routing.strategy, StrategyName::Random);
 }
@@ -48,6 +50,14 @@ fn fragments_with_errors() {
             "r.yaml:4: RoutingConfig.PrefixAwareRoutingConfig.PrefixLength: missing; PREFIX_AWARE needs it; allowed: 1024 to 65536",
             "r.yaml:5: RoutingConfig.PrefixAwareRoutingConfig.PrefixLenght: unknown key; the nearest is PrefixLength",
             "r.yaml:6: RoutingConfig.PrefixAwareRoutingConfig.ConcurrencyThreshold: 1025 is out of range; allowed: 1 to 1024",
+        ],
+    );
+    // Here numbers are needed: nothing is worked out.
+    wrong(
+        "RoutingStrategy: PREFIX_AWARE\nPrefixAwareRoutingConfig: {PrefixLength: auto}\n",
+        &[
+            "r.yaml:2: PrefixAwareRoutingConfig.PrefixLength: auto is not a whole number; allowed: 1024 to 65536",
+            "r.yaml:2: PrefixAwareRoutingConfig.ConcurrencyThreshold: missing; PREFIX_AWARE needs it; allowed: 1 to 1024",
         ],
     );
     wrong(

@@ -19,7 +19,7 @@ use crate::fleet::ReplicaSpec;
 use crate::request::Includes;
 use crate::routing::{Overflow, StrategyName};
 use crate::telemetry::LogFormat;
-use crate::units::{ConcurrencyThreshold, PrefixLength, Weight};
+use crate::units::{ConcurrencyThreshold, OrAuto, PrefixLength, Weight};
 
 fn sources(file: Option<&str>, environment: &[(&str, &str)], flags: &[(&'static str, &'static str, &str)]) -> Sources {
     Sources {

@@ -4,18 +4,22 @@ use super::*;
 
 #[test]
 fn values_that_are_not_allowed() {
-    let number = "prefix_length: X; allowed: 1024 to 65536";
+    let number = "prefix_length: X; allowed: auto, or 1024 to 65536";
     let cases = [
         ("prefix_length: 512", number, "512 is out of range"),
         ("prefix_length: 65537", number, "65537 is out of range"),
         ("prefix_length: -1", number, "-1 is out of range"),
         ("prefix_length: 99999999999999999999999", number, "99999999999999999999999 is out of range"),
-        ("prefix_length: 4_096", number, "4_096 is not a whole number"),
-        ("prefix_length: 4096.0", number, "4096.0 is not a whole number"),
-        ("prefix_length: 4096 characters", number, "\"4096 characters\" is not a whole number"),
-        ("prefix_length: ''", number, "\"\" is not a whole number"),
+        ("prefix_length: 4_096", number, "4_096 is neither auto nor a whole number"),
+        ("prefix_length: 4096.0", number, "4096.0 is neither auto nor a whole number"),
+        ("prefix_length: 4096 characters", number, "\"4096 characters\" is neither auto nor a whole number"),
+        ("prefix_length: ''", number, "\"\" is neither auto nor a whole number"),
+        ("prefix_length: automatic", number, "automatic is neither auto nor a whole number"),
         ("prefix_length: [4096]", number, "a list is not allowed here"),
         ("prefix_length: {a: 1}", number, "a map is not allowed here"),
+        ("concurrency_threshold: 0", "concurrency_threshold: X; allowed: auto, or 1 to 1024", "0 is out of range"),
+        ("overflow: home", "overflow: X; allowed: auto, least_loaded, next_choices", "home is not known here"),
+        ("routers: auto", "routers: X; allowed: 0 to 1000", "auto is not a whole number"),
         ("hash_seed: -1", "hash_seed: X; allowed: 0 to 18446744073709551615", "-1 is out of range"),
         ("max_body: 5GiB", "max_body: X; allowed: 1KiB to 4GiB", "5GiB is out of range"),
         ("max_body: 64M", "max_body: X; allowed: 1KiB to 4GiB", "64M is not a size in B, KiB, MiB, GiB, kB, MB or GB"),

@@ -49,7 +49,7 @@ fn errors_of_all_sources_come_together() {
             "PREFIX_ROUTER_RETRIS: unknown variable; the nearest is PREFIX_ROUTER_RETRIES",
             "PREFIX_ROUTER_hold_head: unknown variable; the nearest is PREFIX_ROUTER_HOLD_HEAD",
             "PREFIX_ROUTER_HOLD_HEAD: 1 has no unit, such as s or ms; allowed: 0s to 24h",
-            "--prefix-length: 512 is out of range; allowed: 1024 to 65536",
+            "--prefix-length: 512 is out of range; allowed: auto, or 1024 to 65536",
             "--replica: url: https://a asks for TLS, and TLS to replicas is not supported; allowed: http://HOST:PORT (80 if not given), dns://NAME:PORT or dns://_SERVICE._PROTO.NAME",
         ]
     );

@@ -1,5 +1,7 @@
 //! What the key promises, checked from outside: which requests share a home, which never do, and vectors that never change.
 
+mod boundaries;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
