@@ -39,13 +39,13 @@ fn choice(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("prefix_aware, home open", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                chooser.choose(&Aim::ByKey(Key(key)), &Candidates::new(black_box(pool), &[], now), &mut rng)
+                chooser.choose(&Aim::ByKey(Key(key).into()), &Candidates::new(black_box(pool), &[], now), &mut rng)
             });
         });
         group.bench_function(BenchmarkId::new("by load, all idle", replicas), |b| {
             b.iter(|| chooser.choose(&Aim::ByLoad, &Candidates::new(black_box(pool), &[], now), &mut rng));
         });
-        let by_key = &Aim::ByKey(Key(1));
+        let by_key = &Aim::ByKey(Key(1).into());
         let home = gated.choose(by_key, &Candidates::new(pool, &[], now), &mut rng);
         group.bench_function(BenchmarkId::new("prefix_aware, home gated, others idle", replicas), |b| {
             b.iter(|| gated.choose(by_key, &Candidates::new(black_box(pool), &[], now), &mut rng));
@@ -60,7 +60,7 @@ fn choice(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("prefix_aware, home open, some busy or down", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                chooser.choose(&Aim::ByKey(Key(key)), &Candidates::new(black_box(pool), &[], now), &mut rng)
+                chooser.choose(&Aim::ByKey(Key(key).into()), &Candidates::new(black_box(pool), &[], now), &mut rng)
             });
         });
     }

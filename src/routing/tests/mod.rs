@@ -10,6 +10,7 @@ use rand::rngs::SmallRng;
 
 use super::*;
 use crate::fleet::{Fleet, Outcome, Replica, ReplicaSpec, Snapshot, health};
+use crate::request::Key;
 use crate::units::Weight;
 
 /// A fleet at one moment, with leases that make its counts.
@@ -42,6 +43,7 @@ fn chooser(strategy: StrategyName, threshold: u64, overflow: Overflow) -> Choose
         strategy,
         concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(threshold)),
         overflow: OrAuto::Fixed(overflow),
+        ..Settings::default()
     })
 }
 
@@ -67,7 +69,7 @@ impl Scene {
 }
 
 fn by(key: u64) -> Aim {
-    Aim::ByKey(Key(key))
+    Aim::ByKey(Key(key).into())
 }
 
 /// Keys all over the ring.
