@@ -90,7 +90,7 @@ mod tests {
 
     fn moved(direction: Direction) -> Moved {
         let boundary = Boundary { depth: 4_096, key: Key(0x1234_5678_9abc_def0) };
-        Moved { boundary, direction, count: 42.0, limit: 33.6, window: 1_050, replicas: 7 }
+        Moved { boundary, direction, count: 42.0, limit: 33.6, window: 1_050.0, replicas: 7 }
     }
 
     #[test]

@@ -7,15 +7,13 @@ use super::sight::{Direction, Moved};
 use super::table::{Entry, MOST_ENTRIES, Table};
 use crate::request::Boundary;
 
-/// A count falls to 1/e in so many requests: long enough for a count that matters to be a dozen or so, short enough to follow the hour.
-const WINDOW: u32 = 1_000;
-
 /// A boundary is hot where its share of the traffic is above this part of a replica's equal share: a replica must be able to hold several keys,
 /// or one of them alone fills it. Four keys of the largest size make one replica's share.
 const HOT_SHARE: f64 = 0.25;
 
-/// Requests added to those counted: early on, a few requests alike are no share yet.
-const PRIOR: u64 = 50;
+/// Requests added to those counted, whose weight decays as the counts' does, so that a share means the same in a router that has just started: early on,
+/// a few requests alike are no share yet.
+const PRIOR: f64 = 50.0;
 
 /// No count up to here is hot, however many replicas there are: below, chance decides, and two routers would not agree.
 const LEAST_LIMIT: f64 = 4.0;
@@ -42,6 +40,8 @@ pub(super) struct Memory {
     table: Table,
     /// Requests with a key so far: the clock.
     requests: u64,
+    /// What all these requests together count, decayed: at first their number, in the end a thousand.
+    weight: f64,
     /// Moving average of whether the key was known, and the sum of its weights, by which it is to be divided.
     reuse: (f64, f64),
     /// Before this time no larger table is asked for.
@@ -66,7 +66,7 @@ pub(super) struct Look {
 
 impl Memory {
     pub(super) fn new() -> Self {
-        Self { table: Table::new(), requests: 0, reuse: (0.0, 0.0), grows_from: 0 }
+        Self { table: Table::new(), requests: 0, weight: 0.0, reuse: (0.0, 0.0), grows_from: 0 }
     }
 
     /// Takes note of a request to a pool of so many members. The first of its boundaries that is not hot is the one that it is placed by, or the last;
@@ -75,16 +75,17 @@ impl Memory {
         let last = boundaries.len().checked_sub(1)?;
         self.requests += 1;
         let now = self.requests as u32;
-        let window = self.requests.min(WINDOW.into()) + PRIOR;
+        self.weight = self.weight * ONE_STEP + 1.0;
+        let window = self.weight + PRIOR;
         // Rounded up, so that one replica more or less mostly moves no boundary.
-        let limit = (HOT_SHARE * window as f64 / members.max(1).next_power_of_two() as f64).max(LEAST_LIMIT);
+        let limit = (HOT_SHARE * window / members.max(1).next_power_of_two() as f64).max(LEAST_LIMIT);
         let (mut moved, mut is_crowded) = (Vec::new(), false);
         for (index, &boundary) in boundaries.iter().enumerate() {
             let (entry, displaced) = self.table.entry(boundary.key.0, now);
             is_crowded |= displaced.is_some_and(|age| age < KNOWN_FOR);
             let is_known = entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR;
             if let Some(direction) = touch(entry, now, limit as f32) {
-                moved.push(Moved { boundary, direction, count: entry.count, limit: limit as f32, window: window as u32, replicas: members });
+                moved.push(Moved { boundary, direction, count: entry.count, limit: limit as f32, window: window as f32, replicas: members });
             }
             if entry.is_hot && index < last {
                 continue;
@@ -155,14 +156,15 @@ fn touch(entry: &mut Entry, now: u32, limit: f32) -> Option<Direction> {
 /// How many steps of a table stand for one of the other.
 const STEPS: usize = 128;
 
-/// exp(-1 / `WINDOW`).
+/// What a request counts when one more has come: exp(-1/1000). A count falls to 1/e in a thousand requests: long enough for one that matters to be a dozen
+/// or more, short enough to follow the hour.
 const ONE_STEP: f64 = 0.999_000_499_833_375;
 
 /// `ONE_STEP` to the power of 0, 1, 2, …, and of 0, `STEPS`, 2 `STEPS`, …
 const FINE: [f32; STEPS] = powers(ONE_STEP);
 const COARSE: [f32; STEPS] = powers(power(ONE_STEP, STEPS));
 
-/// exp(-`requests` / `WINDOW`), by multiplication alone: what a system's mathematics come to differs in the last digit from one to the next, and
+/// exp(-`requests` / 1000), by multiplication alone: what a system's mathematics come to differs in the last digit from one to the next, and
 /// the same traffic must be placed alike on all of them.
 fn decay(requests: u32) -> f32 {
     let requests = requests as usize;
@@ -199,7 +201,11 @@ mod tests {
     }
 
     fn look(memory: &mut Memory, keys: &[u64], members: usize) -> Look {
-        memory.look(&boundaries(keys), members).expect("there is a boundary")
+        let look = memory.look(&boundaries(keys), members).expect("there is a boundary");
+        if look.is_crowded {
+            memory.grow();
+        }
+        look
     }
 
     /// So many requests that are like no other.
@@ -233,7 +239,7 @@ mod tests {
     #[test]
     fn the_limit_is_a_quarter_of_a_replicas_share_and_at_least_four() {
         // (members, requests before, times that a key is asked for until it is hot): 0.25 · 1,050 / 8 = 32.8; 0.25 · 60 / 8 < 4.
-        for (members, before, expected) in [(8, 2_000, 34), (7, 2_000, 34), (5, 2_000, 34), (9, 2_000, 17), (64, 2_000, 5), (8, 10, 5), (1, 150, 70)] {
+        for (members, before, expected) in [(8, 8_000, 34), (7, 8_000, 34), (5, 8_000, 34), (9, 8_000, 17), (64, 8_000, 5), (8, 10, 5), (1, 150, 63)] {
             let mut memory = Memory::new();
             for step in 0..before {
                 look(&mut memory, &[step + 1_000], members);
@@ -265,7 +271,7 @@ mod tests {
     #[test]
     fn a_hot_boundary_cools_at_half_of_the_limit() {
         let mut memory = Memory::new();
-        others(&mut memory, 2_000);
+        others(&mut memory, 8_000);
         while look(&mut memory, &[1, 2], 8).boundary.depth < 2_048 {}
         let count = |memory: &mut Memory| memory.table.get_mut(1).map_or(0.0, |entry| entry.count);
         assert!(count(&mut memory) > 32.8);

@@ -45,8 +45,8 @@ pub struct Moved {
     pub count: f32,
     /// Above this count it is too many for one replica.
     pub limit: f32,
-    /// How many recent requests both are relative to.
-    pub window: u32,
+    /// How many recent requests, decayed as well, both are relative to.
+    pub window: f32,
     /// Members of the pool.
     pub replicas: usize,
 }

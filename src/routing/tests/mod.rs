@@ -1,5 +1,7 @@
 //! Each strategy's rule, on fleets whose counts are set by hand.
 
+mod auto;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
