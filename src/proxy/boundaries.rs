@@ -73,10 +73,15 @@ fn sentence(pool: &str, moved: &Moved, key: u64, untold: u64) -> String {
     let percent = |count: f32| f64::from(count) / f64::from(window) * 100.0;
     let (share, limit) = (percent(count), percent(limit));
     let what = match direction {
-        Direction::Hot => format!("more than {limit:.1} %, too many for one of {replicas} replicas: they are placed by more of their prompts now"),
-        Direction::Cooled => format!("less than half of {limit:.1} %, the most for one of {replicas} replicas: they are placed by these again"),
+        Direction::Hot => {
+            format!("more than {limit:.1} %, too many for one of {replicas} replicas: they are placed by more of their prompts now")
+        }
+        Direction::Cooled => {
+            format!("less than half of {limit:.1} %, the most for one of {replicas} replicas: they are placed by these again")
+        }
     };
-    let untold = if untold > 0 { format!("; changes since the last line about this pool, besides this one: {untold}") } else { String::new() };
+    let untold =
+        if untold > 0 { format!("; changes since the last line about this pool, besides this one: {untold}") } else { String::new() };
     format!(
         "pool {pool}: the same first {} characters (key {key:016x}) begin {share:.1} % of recent requests, {what}{untold}",
         boundary.depth

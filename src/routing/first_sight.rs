@@ -13,9 +13,10 @@ use crate::request::Key;
 /// Where fewer keys than this repeat, a key has no use for a home, and goes where the fewest wait.
 const HARDLY_ANY_REUSE: f64 = 0.05;
 
-/// From here on keys are worth a home. In between it is this for a part of the keys and that for the others, so that traffic which lies near an edge does
-/// not fall from one rule to the other with each request: nine of a hundred known keys are still traffic that hashing harms.
-const SOME_REUSE: f64 = 0.15;
+/// From here on all keys are worth a home. In between it is the one rule for a part of the keys and the other for the rest, so that traffic does not fall
+/// from one to the other at an edge. Nine of a hundred known keys are still traffic that hashing harms, by a third; with a higher end many routers lose
+/// what they share.
+const SOME_REUSE: f64 = 0.25;
 
 /// So many requests have to wait at the first choice until a further one is better: with one, two routers that do not know of each other leave for the
 /// same idle replica, and their keys' homes are scattered for nothing.
@@ -94,4 +95,21 @@ fn fewest_waiting<'a>(key: Key, candidates: &Candidates<'a>) -> Option<&'a Arc<R
     // Where it has changed meanwhile there may be none as good any more.
     let is_as_good = |other: &&Arc<Replica>| other.waiting() * least.weight() <= waiting * other.weight();
     Some(candidates.order_regardless_of_room(key).find(is_as_good).unwrap_or(least))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_keys_that_are_spread_falls_between_the_edges() {
+        let keys: Vec<Key> = (0_u64..10_000).map(|number| Key(xxhash_rust::xxh3::xxh3_64(&number.to_le_bytes()))).collect();
+        // (reuse, of a hundred keys)
+        for (reuse, expected) in [(0.0, 100.0), (0.05, 100.0), (0.1, 75.0), (0.15, 50.0), (0.2, 25.0), (0.25, 0.0), (1.0, 0.0)] {
+            let spread = keys.iter().filter(|&&key| is_spread(key, reuse)).count() as f64 / 100.0;
+            assert!((spread - expected).abs() < 2.0, "{reuse}: {spread}");
+        }
+        // A key that is spread at some reuse is so below.
+        assert!(keys.iter().all(|&key| !is_spread(key, 0.2) || is_spread(key, 0.1)));
+    }
 }

@@ -30,7 +30,10 @@ pub(super) enum Gate {
 pub(super) enum Thresholds {
     Fixed(u64),
     /// What all candidates have outstanding, and their weights.
-    Auto { outstanding: u64, weight: u64 },
+    Auto {
+        outstanding: u64,
+        weight: u64,
+    },
 }
 
 impl From<OrAuto<ConcurrencyThreshold>> for Gate {

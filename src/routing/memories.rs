@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 
 use super::memory::{Look, Memory};
 use super::sight::{Seen, Sight};
+use super::table;
 use crate::fleet::{Pool, PoolName};
 use crate::request::Boundary;
 
@@ -14,7 +15,7 @@ use crate::request::Boundary;
 const MOST_POOLS: usize = 1_024;
 
 /// Entries of all pools together, at most, but for the first few of each: 6 MB, eight tables of the largest size.
-const MOST_ENTRIES: usize = 8 * super::table::MOST_ENTRIES;
+const MOST_ENTRIES: usize = 8 * table::MOST_ENTRIES;
 
 /// A pool that was not asked for during so many requests to others may have left the fleet: the next one that needs its room has it.
 const IDLE: u64 = 100_000;
@@ -95,7 +96,7 @@ impl Memories {
             fits = entries(&mut pools) + own <= MOST_ENTRIES;
         }
         // Somebody else may have been faster, and have made it larger than was asked for.
-        let is_largest = own >= super::table::MOST_ENTRIES;
+        let is_largest = own >= table::MOST_ENTRIES;
         if let Some(kept) = pools.get_mut(pool) {
             if fits && !is_largest { kept.memory().grow() } else { kept.memory().stay() }
         }
@@ -105,5 +106,100 @@ impl Memories {
 impl Kept {
     fn memory(&mut self) -> &mut Memory {
         self.memory.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fleet::{Fleet, ReplicaSpec, Snapshot, health};
+    use crate::request::Key;
+    use crate::units::Weight;
+
+    /// So many pools, whose models are "0", "1", …
+    fn fleet(pools: usize) -> Snapshot {
+        let models = (0..pools).map(|model| model.to_string()).collect();
+        let spec = ReplicaSpec { name: "a".to_owned(), authority: String::new(), weight: Weight::clamped(1), models, drain: false };
+        Fleet::new(vec![spec], health::Settings::default(), 0).snapshot()
+    }
+
+    impl Memories {
+        fn ask(&self, fleet: &Snapshot, pool: usize, number: u64) -> Sight {
+            let pool = fleet.pool(Some(&pool.to_string())).expect("it is there");
+            let key = Key(xxhash_rust::xxh3::xxh3_64(&number.to_le_bytes()));
+            self.look(&[Boundary { depth: 1_024, key }], pool).expect("there is a boundary")
+        }
+
+        fn sizes(&mut self) -> Vec<usize> {
+            self.pools.get_mut().expect("nobody panicked").values_mut().map(|kept| kept.memory().capacity()).collect()
+        }
+    }
+
+    #[test]
+    fn a_memory_grows_as_its_traffic_needs_and_no_further() {
+        let (fleet, mut memories) = (fleet(2), Memories::default());
+        for number in 0..200_000 {
+            memories.ask(&fleet, 0, number % 40);
+            memories.ask(&fleet, 1, number);
+        }
+        let mut sizes = memories.sizes();
+        sizes.sort_unstable();
+        assert!(sizes[0] <= 256, "forty keys: {sizes:?}");
+        assert!((8_192..=table::MOST_ENTRIES).contains(&sizes[1]), "what never repeats: {sizes:?}");
+        // All that is to be known is known.
+        assert!((0..4_000).all(|age| matches!(memories.ask(&fleet, 1, 199_999 - age / 2 * 2).seen, Seen::Before(_))));
+    }
+
+    #[test]
+    fn pools_that_are_not_asked_for_make_room() {
+        let (fleet, mut memories) = (fleet(12), Memories::default());
+        // Keys that fall into few sets, so that tables grow at once to the last.
+        let crowd = |memories: &Memories, pool: usize| {
+            let pool = fleet.pool(Some(&pool.to_string())).expect("it is there");
+            for number in 0..20_000_u64 {
+                memories.look(&[Boundary { depth: 1_024, key: Key(number << 40) }], pool);
+            }
+        };
+        for pool in 0..12 {
+            crowd(&memories, pool);
+        }
+        let sizes = memories.sizes();
+        assert!(sizes.iter().sum::<usize>() <= MOST_ENTRIES, "{sizes:?}");
+        assert!(sizes.contains(&table::MOST_ENTRIES) && sizes.len() < 12, "{sizes:?}: those asked for first are gone");
+    }
+
+    #[test]
+    fn no_more_pools_are_remembered_than_the_bound() {
+        let (fleet, mut memories) = (fleet(MOST_POOLS + 50), Memories::default());
+        for pool in 0..MOST_POOLS + 50 {
+            memories.ask(&fleet, pool, 1);
+            // One that is asked for again and again stays.
+            memories.ask(&fleet, 0, 1);
+        }
+        assert_eq!(memories.sizes().len(), MOST_POOLS);
+        assert!(matches!(memories.ask(&fleet, 0, 1).seen, Seen::Before(0)));
+        assert!(matches!(memories.ask(&fleet, 1, 1).seen, Seen::Never { .. }));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
+
+        #[test]
+        fn memory_stays_within_its_bounds(
+            runs in prop::collection::vec((0_usize..20, 0_u32..=40, 1_u64..40_000), 1..12),
+        ) {
+            let (fleet, mut memories) = (fleet(20), Memories::default());
+            for (pool, shift, count) in runs {
+                let named = fleet.pool(Some(&pool.to_string())).expect("it is there");
+                for number in 0..count {
+                    memories.look(&[Boundary { depth: 1_024, key: Key(number << shift) }], named);
+                }
+                let sizes = memories.sizes();
+                prop_assert!(sizes.iter().all(|&size| size <= table::MOST_ENTRIES));
+                prop_assert!(sizes.iter().sum::<usize>() <= MOST_ENTRIES + sizes.len() * table::LEAST_ENTRIES);
+            }
+        }
     }
 }

@@ -85,7 +85,14 @@ impl Memory {
             is_crowded |= displaced.is_some_and(|age| age < KNOWN_FOR);
             let is_known = entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR;
             if let Some(direction) = touch(entry, now, limit as f32) {
-                moved.push(Moved { boundary, direction, count: entry.count, limit: limit as f32, window: window as f32, replicas: members });
+                moved.push(Moved {
+                    boundary,
+                    direction,
+                    count: entry.count,
+                    limit: limit as f32,
+                    window: window as f32,
+                    replicas: members,
+                });
             }
             if entry.is_hot && index < last {
                 continue;
@@ -239,7 +246,9 @@ mod tests {
     #[test]
     fn the_limit_is_a_quarter_of_a_replicas_share_and_at_least_four() {
         // (members, requests before, times that a key is asked for until it is hot): 0.25 · 1,050 / 8 = 32.8; 0.25 · 60 / 8 < 4.
-        for (members, before, expected) in [(8, 8_000, 34), (7, 8_000, 34), (5, 8_000, 34), (9, 8_000, 17), (64, 8_000, 5), (8, 10, 5), (1, 150, 63)] {
+        for (members, before, expected) in
+            [(8, 8_000, 34), (7, 8_000, 34), (5, 8_000, 34), (9, 8_000, 17), (64, 8_000, 5), (8, 10, 5), (1, 150, 63)]
+        {
             let mut memory = Memory::new();
             for step in 0..before {
                 look(&mut memory, &[step + 1_000], members);

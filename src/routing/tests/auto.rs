@@ -314,7 +314,8 @@ fn waiting_is_relative_to_weight() {
     for (weights, waiting, expected) in [([2, 1], 2, 0), ([2, 1], 4, 1), ([1, 2], 1, 1), ([10, 10], 1, 0), ([10, 10], 2, 1)] {
         let key = (0..).map(hash).find(|&key| scene(&weights).order(key) == [0, 1]).expect("one of them");
         let (mut scene, chooser) = (scene(&[weights[0], weights[1], 1, 1, 1, 1, 1]), chooser());
-        let key = if scene.order(key)[..2] == [0, 1] { key } else { (0..).map(hash).find(|&key| scene.order(key)[..2] == [0, 1]).expect("one") };
+        let key =
+            if scene.order(key)[..2] == [0, 1] { key } else { (0..).map(hash).find(|&key| scene.order(key)[..2] == [0, 1]).expect("one") };
         scene.add(0, 0, waiting);
         assert_eq!(scene.send(&chooser, key), (expected, Reason::Home), "{weights:?} {waiting}");
     }
@@ -589,12 +590,10 @@ fn routers_that_see_halves_of_one_stream_agree_on_homes_also_after_a_restart() {
                 (0..1_000).filter(|_| homes(routers, true, rng)).count()
             };
             let together = agreed(&routers, 6_000, &mut rng);
-            eprintln!("AGREE {name} {seed} {together}");
             assert!(together >= 950, "{name}, {seed}: {together}");
             routers[1] = chooser();
             // It sees half of these.
             let restarted = agreed(&routers, 1_000, &mut rng);
-            eprintln!("RESTART {name} {seed} {restarted}");
             assert!(restarted >= 950, "{name}, {seed}, after a restart: {restarted}");
         }
     }
