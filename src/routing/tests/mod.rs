@@ -1,5 +1,7 @@
 //! Each strategy's rule, on fleets whose counts are set by hand.
 
+mod auto;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,6 +12,7 @@ use rand::rngs::SmallRng;
 
 use super::*;
 use crate::fleet::{Fleet, Outcome, Replica, ReplicaSpec, Snapshot, health};
+use crate::request::Key;
 use crate::units::Weight;
 
 /// A fleet at one moment, with leases that make its counts.
@@ -68,7 +71,7 @@ impl Scene {
 }
 
 fn by(key: u64) -> Aim {
-    Aim::ByKey(Key(key))
+    Aim::ByKey(Key(key).into())
 }
 
 /// Keys all over the ring.
