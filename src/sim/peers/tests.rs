@@ -1,0 +1,1 @@
+//! Rules on states made by hand.
