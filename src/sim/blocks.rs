@@ -35,13 +35,17 @@ pub fn hashes(tokens: impl IntoIterator<Item = u32>, block_size: usize, salt: Op
 /// Something for each of some blocks.
 pub type BlockMap<T> = HashMap<BlockHash, T, BuildHasherDefault<AsItIs>>;
 
-/// Takes a block's hash for what it is: to hash it once more costs half of a simulation's time.
+/// Takes a block's hash for what it is, more or less: to hash it once more, and to look for a text's blocks all over the memory, costs most of a
+/// simulation's time. A [`Chain`]'s neighbours follow one another, so sixteen of them share a place.
 #[derive(Default)]
 pub struct AsItIs(u64);
 
 impl Hasher for AsItIs {
     fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
+        let (group, member) = (hash >> 4, hash & 15);
+        // Odd, so that no two groups meet. A map tells the members of a place apart by the upper bits.
+        self.0 = group.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(20) & !15 | member;
+        self.0 ^= member << 58;
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -64,6 +68,15 @@ pub struct Chain {
     blocks: Vec<BlockHash>,
 }
 
+/// A piece of a text, as it is hashed.
+fn piece(text: u64, offset: usize, length: usize) -> [u8; 24] {
+    let mut piece = [0; 24];
+    for (bytes, number) in piece.chunks_exact_mut(8).zip([text, offset as u64, length as u64]) {
+        bytes.copy_from_slice(&number.to_le_bytes());
+    }
+    piece
+}
+
 impl Chain {
     /// An empty text, in blocks of `block_size` (at least 1) tokens.
     pub fn new(block_size: usize) -> Self {
@@ -75,19 +88,21 @@ impl Chain {
         let mut offset = 0;
         while offset < tokens {
             let taken = (self.block_size - self.filled).min(tokens - offset);
-            let mut piece = [0; 24];
-            for (bytes, number) in piece.chunks_exact_mut(8).zip([text, offset as u64, taken as u64]) {
-                bytes.copy_from_slice(&number.to_le_bytes());
-            }
-            self.pieces.extend_from_slice(&piece);
+            self.pieces.extend_from_slice(&piece(text, offset, taken));
             self.filled += taken;
             offset += taken;
             if self.filled == self.block_size {
                 self.pieces.extend_from_slice(&self.parent.to_le_bytes());
                 self.parent = xxh3_64(&self.pieces);
-                self.blocks.push(BlockHash(self.parent));
                 self.pieces.clear();
                 self.filled = 0;
+                self.blocks.push(BlockHash(self.parent));
+                // What the text's further blocks are is settled by this one and their number. No two texts come near one another: there are too
+                // many numbers.
+                let more = (tokens - offset) / self.block_size;
+                self.blocks.extend((1..=more as u64).map(|after| BlockHash(self.parent.wrapping_add(after))));
+                self.parent = self.parent.wrapping_add(more as u64);
+                offset += more * self.block_size;
             }
         }
     }

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::figures::Figures;
-use super::run::{Scenario, run};
+use super::run::run;
+use super::scenario::Scenario;
 use super::workload::Traffic;
 
 /// In time is sooner than this.

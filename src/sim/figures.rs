@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::report::{Phase, Quantiles, Sample};
-use super::run::Run;
+use super::scenario::Run;
 
 /// A run in figures. Times in milliseconds, shares from 0 to 1; 0 where there was no request.
 ///

@@ -16,6 +16,7 @@ pub mod report;
 mod router;
 pub mod rule;
 pub mod run;
+pub mod scenario;
 pub mod strategy;
 pub mod workload;
 

@@ -131,7 +131,9 @@ fn matrix(results: &[Result], show: &dyn Fn(&Result, &Result) -> String) -> Stri
     let columns: Vec<&[Result]> = results.chunk_by(|one, other| one.workload == other.workload).collect();
     let mut text = String::from("| |");
     // Writing to a text cannot fail.
-    columns.iter().for_each(|column| drop(write!(text, " {} |", column[0].workload)));
+    for column in &columns {
+        let _ = write!(text, " {} |", column[0].workload);
+    }
     text += &format!("\n|---|{}\n", "---|".repeat(columns.len()));
     for row in 0..columns.first().map_or(0, |column| column.len()) {
         let _ = write!(text, "| {} |", columns[0][row].strategy);
@@ -166,7 +168,9 @@ fn afterwards(result: &Result) -> String {
 fn averaged(results: &[Result]) -> String {
     let columns: Vec<&[Result]> = results.chunk_by(|one, other| one.workload == other.workload).collect();
     let mut text = String::from("| |");
-    columns.iter().for_each(|column| drop(write!(text, " {} |", column[0].workload)));
+    for column in &columns {
+        let _ = write!(text, " {} |", column[0].workload);
+    }
     text += &format!(" mean |\n|---|{}\n", "---|".repeat(columns.len() + 1));
     for row in 0..columns.first().map_or(0, |column| column.len()) {
         let _ = write!(text, "| {} |", columns[0][row].strategy);
@@ -177,7 +181,9 @@ fn averaged(results: &[Result]) -> String {
                 1.0 + Change::of(&column[row], base, |figures| figures.first_token_mean_ms).mean / 100.0
             })
             .collect();
-        ratios.iter().for_each(|ratio| drop(write!(text, " {ratio:.2} |")));
+        for ratio in &ratios {
+            let _ = write!(text, " {ratio:.2} |");
+        }
         let _ = writeln!(text, " {:.2} |", ratios.iter().sum::<f64>() / ratios.len().max(1) as f64);
     }
     text
