@@ -7,13 +7,14 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use tokio::net::TcpListener;
 
 use crate::config::{self, Flag, Sources, help};
-use crate::sim::workload::Workload;
-use crate::{app, demo, demo_replica, healthcheck};
+use crate::sim::{self, workload::demo::Workload};
+use crate::{app, demo, demo_replica, healthcheck, routing, simulate, units};
 
 /// Runs the process's command line.
 pub fn main() -> ExitCode {
@@ -22,6 +23,7 @@ pub fn main() -> ExitCode {
             Command::Serve(flags) => serve(flags),
             Command::Check(flags) => check(flags),
             Command::Demo(flags) => demo(flags),
+            Command::Simulate(flags) => simulate(*flags),
             Command::Healthcheck { url, flags } => healthcheck(url, flags),
             Command::DemoReplica { listen, model, settings } => demo_replica(listen, model, settings),
         },
@@ -54,6 +56,8 @@ enum Command {
     Check(ConfigFlags),
     /// See what prefix routing does, on simulated replicas: every strategy gets the same requests. It takes a minute and a half.
     Demo(DemoFlags),
+    /// Compare strategies on virtual time: modelled replicas, the router's own decisions. Equal seeds give equal figures on any machine.
+    Simulate(Box<SimulateFlags>),
     /// Ask a running router whether it is ready; for containers. Exit code 0 if it is.
     Healthcheck {
         /// What to ask; without it, /ready at the admin address of the configuration.
@@ -132,6 +136,68 @@ struct DemoFlags {
     admin: Option<String>,
 }
 
+/// What `simulate` compares.
+#[derive(Args, Debug)]
+struct SimulateFlags {
+    #[arg(short, long, value_name = "NAME", value_delimiter = ',', default_value = "aws,pool,zipf,chat,agentic,hot,mixed,unique", help = simulate::workload_help())]
+    workload: Vec<sim::workload::Workload>,
+    #[arg(short, long, value_name = "NAME", value_delimiter = ',', default_value = "random,least_outstanding,prefix_aware,oracle", help = simulate::strategy_help())]
+    strategy: Vec<String>,
+    /// Requests offered, as a share of what the fleet takes under `random` with nine of ten first tokens within 2 s: 0.01 to 10.
+    #[arg(long, value_name = "SHARE", value_parser = load, default_value = "0.75")]
+    load: f64,
+    /// Modelled replicas, 1 to 64.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64), default_value_t = 7)]
+    replicas: u64,
+    /// Routers that share nothing, 1 to 64; each request goes to one of them by chance.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64), default_value_t = 1)]
+    routers: u64,
+    /// Each run once for each of the seeds 1 to N, 1 to 100.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100), default_value_t = 5)]
+    seeds: u64,
+    /// Requests of each run, 100 to 10000000; without it, 8,000 to 36,000 as the workload needs. The first fifth is not measured.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
+    requests: Option<u64>,
+    /// How old the engines' metrics may get, for rules that look at them; without it, as each of them publishes it.
+    #[arg(long, value_name = "TIME", value_parser = metrics_age)]
+    metrics_age: Option<Duration>,
+    /// Requests come in bursts: 8 s at 2.2 times the rate, then 16 s at 0.4 times.
+    #[arg(long)]
+    bursty: bool,
+    /// Two more replicas from a third of the run on, one less from two thirds on.
+    #[arg(long)]
+    elastic: bool,
+    /// Search also for the highest rate at which nine of ten first tokens come within 2 s.
+    #[arg(long)]
+    capacity: bool,
+    /// Fixes the length of `prefix_aware`.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(units::PrefixLength::MIN..=units::PrefixLength::MAX))]
+    prefix_length: Option<u64>,
+    /// Fixes the gate of `prefix_aware`.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(units::ConcurrencyThreshold::MIN..=units::ConcurrencyThreshold::MAX))]
+    concurrency_threshold: Option<u64>,
+    /// Folder with the Mooncake traces.
+    #[arg(long, value_name = "DIR", default_value = "data/mooncake")]
+    traces: PathBuf,
+    /// Conversations for `chat`, in place of those that it is fitted to: a line each, `tokens of message,tokens of answer;…`.
+    #[arg(long, value_name = "FILE")]
+    sharegpt: Option<PathBuf>,
+    /// Print the figures as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Make the tables of docs/placement.md, as Markdown. It takes about half an hour on two cores.
+    #[arg(long, conflicts_with_all = ["workload", "strategy", "load", "replicas", "routers", "bursty", "elastic", "capacity", "json"])]
+    suite: bool,
+}
+
+fn load(text: &str) -> Result<f64, &'static str> {
+    text.parse().ok().filter(|share| (0.01..=10.0).contains(share)).ok_or("allowed: 0.01 to 10")
+}
+
+fn metrics_age(text: &str) -> Result<Duration, &'static str> {
+    units::time(text).and_then(|age| if age >= Duration::from_millis(1) { Ok(age) } else { Err("allowed: 1ms and more") })
+}
+
 fn workload(name: &str) -> Result<Workload, String> {
     let known = Workload::ALL.iter().copied().find(|workload| workload.name() == name);
     let names = || Workload::ALL.iter().map(|workload| workload.name()).collect::<Vec<_>>().join(", ");
@@ -200,6 +266,43 @@ fn demo(flags: DemoFlags) -> ExitCode {
         demo::run(&demo::Options { seed, workload, replicas, seconds: seconds as f64 }, json)
     };
     match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(FAILED, format_args!("error: {error:#}")),
+    }
+}
+
+fn simulate(flags: SimulateFlags) -> ExitCode {
+    let routing = routing::Settings {
+        concurrency_threshold: flags.concurrency_threshold.map(units::ConcurrencyThreshold::clamped).into(),
+        overflow: units::OrAuto::Auto,
+        ..routing::Settings::default()
+    };
+    let prefix_length = flags.prefix_length.map(units::PrefixLength::clamped).into();
+    let read = simulate::modified(flags.workload, flags.bursty, flags.elastic)
+        .and_then(|workloads| Ok((workloads, simulate::strategies(&flags.strategy, prefix_length, &routing)?)));
+    let (workloads, strategies) = match read {
+        Ok(read) => read,
+        Err(error) => return complain(WRONG_USE, format_args!("error: {error}")),
+    };
+    let options = simulate::Options {
+        workloads,
+        strategies,
+        load: flags.load,
+        replicas: flags.replicas as usize,
+        routers: flags.routers as usize,
+        seeds: flags.seeds,
+        requests: flags.requests.map(|requests| requests as usize),
+        metrics_age: flags.metrics_age,
+        capacity: flags.capacity,
+        traces: flags.traces,
+        sharegpt: flags.sharegpt,
+    };
+    let show = match (flags.suite, flags.json) {
+        (true, _) => simulate::Show::Suite,
+        (false, true) => simulate::Show::Json,
+        (false, false) => simulate::Show::Table,
+    };
+    match simulate::run(&options, show) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => complain(FAILED, format_args!("error: {error:#}")),
     }

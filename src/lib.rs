@@ -108,6 +108,8 @@ pub mod demo_replica;
 
 pub mod demo;
 
+pub mod simulate;
+
 pub mod healthcheck;
 
 pub mod cli;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 24] = [
+const MAY_USE: [(&str, &[&str]); 25] = [
     ("units", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
@@ -49,6 +49,7 @@ const MAY_USE: [(&str, &[&str]); 24] = [
     ("healthcheck", &["units"]),
     ("app", EVERYTHING),
     ("demo", EVERYTHING),
+    ("simulate", EVERYTHING),
     ("cli", EVERYTHING),
     ("main", EVERYTHING),
 ];
@@ -76,6 +77,7 @@ const EVERYTHING: &[&str] = &[
     "config",
     "app",
     "demo",
+    "simulate",
     "cli",
 ];
 

@@ -28,7 +28,7 @@ use crate::routing::StrategyName;
 use crate::sim;
 use crate::sim::cost::Cost;
 use crate::sim::report::Report;
-use crate::sim::workload::{self, Session, Volume, Workload};
+use crate::sim::workload::demo::{self as workload, Session, Volume, Workload};
 use crate::units::{Bounded, ConcurrencyThreshold, OrAuto, PrefixLength, Weight};
 use client::Client;
 use traffic::Outcome;

@@ -10,7 +10,7 @@ use tokio::time::{Duration, Instant, sleep_until};
 use super::client::{Client, Message};
 use super::texts::text;
 use crate::sim::report::{Report, Sample};
-use crate::sim::workload::Session;
+use crate::sim::workload::demo::Session;
 
 /// What has come of a run so far. Clones are the same run.
 #[derive(Clone, Default)]

@@ -2,9 +2,7 @@
 //!
 //! It knows nothing of requests: whoever holds blocks names them. Nobody may give back a block twice.
 
-use std::collections::HashMap;
-
-use super::blocks::BlockHash;
+use super::blocks::{BlockHash, BlockMap};
 
 /// A block's place in the cache.
 pub(super) type Place = u32;
@@ -17,7 +15,7 @@ const NONE: Place = Place::MAX;
 pub(super) struct Cache {
     blocks: Vec<Block>,
     /// Where a content stands. The same content may stand in several blocks (computed side by side); the one stored first counts.
-    stored: HashMap<BlockHash, Place>,
+    stored: BlockMap<Place>,
     first_free: Place,
     last_free: Place,
     free: usize,
@@ -38,7 +36,7 @@ impl Cache {
     pub(super) fn new(blocks: usize) -> Self {
         let usable = blocks.saturating_sub(1).max(1);
         let block = Block { content: None, same: NONE, holders: 0, previous: NONE, next: NONE };
-        let mut cache = Self { blocks: vec![block; usable], stored: HashMap::new(), first_free: NONE, last_free: NONE, free: 0 };
+        let mut cache = Self { blocks: vec![block; usable], stored: BlockMap::default(), first_free: NONE, last_free: NONE, free: 0 };
         for place in 0..usable {
             cache.append(place as Place);
         }
@@ -59,6 +57,11 @@ impl Cache {
     pub(super) fn find(&self, contents: &[BlockHash]) -> (usize, usize) {
         let found = contents.iter().map_while(|content| self.stored.get(content));
         found.fold((0, 0), |(all, free), place| (all + 1, free + usize::from(self.block(*place).holders == 0)))
+    }
+
+    /// Whether `content` is here.
+    pub(super) fn contains(&self, content: &BlockHash) -> bool {
+        self.stored.contains_key(content)
     }
 
     /// Holds the block with `content`, which must be here.

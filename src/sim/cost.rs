@@ -61,10 +61,15 @@ impl Cost {
 
     pub(super) fn of(&self, work: &Work) -> Duration {
         let seconds = self.step
-            + self.prefill_token * (work.prefill_tokens + self.prefill_context * work.prefill_context)
+            + self.of_prefill(work)
             + self.decode_sequence * work.decode_sequences
             + self.decode_context_token * work.decode_context;
         Duration::from_secs_f64(seconds.min(LONGEST_STEP))
+    }
+
+    /// The part of it that goes into prompts, in seconds.
+    pub(super) fn of_prefill(&self, work: &Work) -> f64 {
+        self.prefill_token * (work.prefill_tokens + self.prefill_context * work.prefill_context)
     }
 }
 

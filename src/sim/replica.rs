@@ -126,6 +126,19 @@ pub struct Counts {
     pub blocks_held: usize,
 }
 
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Whose.
+    pub id: u64,
+    /// Tokens that it has: its prompt, and of its answer so far.
+    pub tokens: usize,
+    /// Those of them that are computed, or were found in the cache.
+    pub computed: usize,
+    /// It is in the batch, not in the queue.
+    pub runs: bool,
+}
+
 /// An engine's state.
 #[derive(Debug)]
 pub struct ReplicaModel {
@@ -134,6 +147,7 @@ pub struct ReplicaModel {
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
     counts: Counts,
+    prefill_seconds: f64,
 }
 
 #[derive(Debug)]
@@ -162,7 +176,7 @@ impl ReplicaModel {
     /// An idle engine with an empty cache. `settings` must be without problem.
     pub fn new(settings: Settings) -> Self {
         let cache = Cache::new(settings.blocks);
-        Self { settings, cache, running: Vec::new(), waiting: VecDeque::new(), counts: Counts::default() }
+        Self { settings, cache, running: Vec::new(), waiting: VecDeque::new(), counts: Counts::default(), prefill_seconds: 0.0 }
     }
 
     /// How it was started.
@@ -226,12 +240,19 @@ impl ReplicaModel {
         let tokens = self.settings.step_tokens - budget;
         self.counts.step_tokens += tokens as u64;
         let admitted = self.running[ran_before..].iter().map(|sequence| sequence.request.id).collect();
+        self.prefill_seconds += self.settings.cost.of_prefill(&work);
         Some(Step { length: self.settings.cost.of(&work), tokens, admitted })
     }
 
     /// Ends the step under way and tells what came of it, in the order of the batch.
     pub fn finish_step(&mut self) -> Vec<Progress> {
         let mut progress = Vec::new();
+        self.finish_step_into(&mut progress);
+        progress
+    }
+
+    /// The same, appended to `progress`: whoever makes many steps needs one list.
+    pub fn finish_step_into(&mut self, progress: &mut Vec<Progress>) {
         let (cache, settings) = (&mut self.cache, &self.settings);
         self.running.retain_mut(|sequence| {
             sequence.computed += std::mem::take(&mut sequence.scheduled);
@@ -252,7 +273,29 @@ impl ReplicaModel {
             }
             !finished
         });
-        progress
+    }
+
+    /// How many blocks at the front of a prompt with these blocks a request would find, were it admitted now: its last token is always computed.
+    pub fn cached(&self, blocks: &[BlockHash]) -> usize {
+        self.cache.find(blocks).0
+    }
+
+    /// Whether a block is in the cache.
+    pub fn holds(&self, block: &BlockHash) -> bool {
+        self.cache.contains(block)
+    }
+
+    /// Everybody in the batch, then everybody in the queue.
+    pub fn everybody(&self) -> impl Iterator<Item = Standing> + '_ {
+        let standing =
+            |sequence: &Sequence, runs| Standing { id: sequence.request.id, tokens: sequence.known(), computed: sequence.computed, runs };
+        let running = self.running.iter().map(move |sequence| standing(sequence, true));
+        running.chain(self.waiting.iter().map(move |sequence| standing(sequence, false)))
+    }
+
+    /// Seconds of its steps that went into prompts.
+    pub fn prefill_seconds(&self) -> f64 {
+        self.prefill_seconds
     }
 
     /// Schedules those that run, oldest first. True where some had to make room.

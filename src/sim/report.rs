@@ -104,7 +104,8 @@ impl Report {
 }
 
 impl Phase {
-    fn new(samples: &[Sample]) -> Self {
+    /// Of these requests.
+    pub fn new(samples: &[Sample]) -> Self {
         let sum = |of: fn(&Sample) -> usize| samples.iter().map(of).sum::<usize>() as f64;
         Self {
             requests: samples.len(),

@@ -1,6 +1,7 @@
 //! What files may say, and what it comes to.
 
 use super::*;
+use crate::units::OrAuto;
 
 #[test]
 fn nothing_is_the_defaults() {

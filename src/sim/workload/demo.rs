@@ -1,12 +1,13 @@
-//! Traffic as clients send it: conversations of one or more turns, each with a moment to begin.
+//! The traffic of the demo: conversations of one or more turns, each with a moment to begin.
 //!
-//! A prompt is a list of segments that stand for texts: equal numbers are equal texts. What the texts are is up to whoever sends them.
-//! Equal seeds give equal traffic, whatever the router does with it.
+//! What the texts are is up to whoever sends them. Equal seeds give equal traffic, whatever the router does with it.
 
 use std::time::Duration;
 
 use rand::{Rng, RngExt};
 use strum::VariantArray;
+
+use super::Segment;
 
 /// A kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
@@ -44,15 +45,6 @@ impl Workload {
             Self::Unique => "prompts of 2,000 to 8,000 tokens that never repeat",
         }
     }
-}
-
-/// A part of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Segment {
-    /// Which text it is.
-    pub text: u64,
-    /// Its length.
-    pub tokens: usize,
 }
 
 /// A request, as far as it is new: what came before it in its conversation precedes it.

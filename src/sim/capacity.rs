@@ -1,0 +1,42 @@
+//! Throughput at the objective: the highest rate at which nine of ten requests have their first token in time.
+
+use std::time::{Duration, Instant};
+
+use super::figures::Figures;
+use super::run::run;
+use super::scenario::Scenario;
+use super::workload::Traffic;
+
+/// In time is sooner than this.
+pub const OBJECTIVE: Duration = Duration::from_secs(2);
+
+/// Rates to begin with, for a fleet of seven.
+const FIRST: [f64; 2] = [2.0 / 7.0, 4.0 / 7.0];
+/// From one to the next.
+const STEP: f64 = 1.6;
+/// No fleet that is simulated takes more for each replica.
+const MOST: f64 = 100.0;
+/// Halvings, in the logarithm, once a rate is too high: 1.6 to the power of 1/32 is 1.5 %.
+const HALVINGS: usize = 5;
+
+/// The highest rate of requests in a second, to about 1.5 %, that `scenario` takes of `traffic`. Its own rate is of no meaning.
+pub fn capacity(scenario: &Scenario, traffic: &Traffic, epoch: Instant) -> f64 {
+    let replicas = scenario.replicas as f64;
+    let keeps = |rate: f64| {
+        let run = run(&Scenario { rate, give_up: Some(OBJECTIVE), ..scenario.clone() }, traffic, epoch);
+        !run.gave_up && Figures::of(&run).first_token_ms.p90 < OBJECTIVE.as_secs_f64() * 1e3
+    };
+    let [mut low, mut high] = FIRST.map(|rate| rate * replicas);
+    while high < MOST * replicas && keeps(high) {
+        (low, high) = (high, high * STEP);
+    }
+    for _ in 0..HALVINGS {
+        let middle = libm::sqrt(low * high);
+        if keeps(middle) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}

@@ -1,0 +1,141 @@
+//! One of the routers of a run. It shares nothing with the others: the fleet as it sees it, its counts, its strategy and its chance are its own.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::chance::Chance;
+use super::rule::{Asked, Engine, Moment, Pick, Rule, Seen, View};
+use crate::fleet::{Fleet, Lease, Outcome, Replica, ReplicaSpec, Snapshot, health};
+use crate::request::{Boundaries, Placement};
+use crate::routing::{Aim, Candidates, Chooser, Reason};
+use crate::units::Weight;
+
+/// A router.
+pub(super) struct Router {
+    fleet: Fleet,
+    snapshot: Snapshot,
+    /// By their numbers, as far as they are in the fleet.
+    replicas: Vec<Option<Arc<Replica>>>,
+    chance: Chance,
+    chooser: Option<Chooser>,
+    /// What the engines' metrics said when it asked last.
+    pub(super) seen: Vec<Seen>,
+}
+
+/// What a router chose.
+pub(super) struct Chosen {
+    /// Counts there until it is dropped.
+    pub(super) lease: Lease,
+    /// Who.
+    pub(super) replica: usize,
+    /// Not where the prompt belongs, since that one has too much to do.
+    pub(super) overflow: bool,
+}
+
+/// What there is to choose by, beside what the router knows itself.
+pub(super) struct World<'a> {
+    pub(super) engines: &'a [Engine],
+    pub(super) routers: usize,
+    pub(super) now: Moment,
+    /// The same as the core wants it.
+    pub(super) instant: Instant,
+}
+
+impl Router {
+    /// A router over the replicas with the numbers below `replicas`, all up. Without a chooser it needs a rule.
+    pub(super) fn new(replicas: usize, chooser: Option<Chooser>, chance: Chance, now: Instant) -> Self {
+        let fleet = Fleet::new((0..replicas).map(spec).collect(), health::Settings::default(), 0);
+        let snapshot = fleet.snapshot();
+        let mut router = Self { fleet, snapshot, replicas: Vec::new(), chance, chooser, seen: Vec::new() };
+        router.take_stock();
+        (0..replicas).for_each(|replica| router.observe(replica, Outcome::CheckPassed, now));
+        router
+    }
+
+    /// Goes on with these replicas; those who are new have been checked already.
+    pub(super) fn adopt(&mut self, replicas: &[usize], now: Instant) {
+        let known = self.replicas.len();
+        self.fleet.adopt(Arc::new(self.fleet.membership().next(replicas.iter().copied().map(spec).collect(), true)));
+        self.take_stock();
+        for &replica in replicas.iter().filter(|&&replica| replica >= known) {
+            (0..health::Settings::default().rise).for_each(|_| self.observe(replica, Outcome::CheckPassed, now));
+        }
+    }
+
+    /// Takes note of what was seen of a replica, if it is in the fleet.
+    pub(super) fn observe(&mut self, replica: usize, outcome: Outcome, now: Instant) {
+        let Some(Some(replica)) = self.replicas.get(replica) else { return };
+        if self.fleet.observe(replica, outcome, now, self.chance.share()).is_some() {
+            self.snapshot = self.fleet.snapshot();
+        }
+    }
+
+    /// What a prompt with these boundaries is placed by. Asked once for each.
+    pub(super) fn aim(&self, boundaries: &Boundaries) -> Aim {
+        match (&self.chooser, self.snapshot.pool(None)) {
+            (Some(chooser), Some(pool)) => chooser.aim(&Placement::ByKey(boundaries.clone()), pool),
+            _ => Aim::ByLoad,
+        }
+    }
+
+    /// Chooses for a request that was at `tried` in vain; nobody where nobody is left.
+    pub(super) fn choose(
+        &mut self,
+        aim: &Aim,
+        asked: &Asked<'_>,
+        rule: Option<&mut Box<dyn Rule>>,
+        tried: &[usize],
+        world: &World<'_>,
+    ) -> Option<Chosen> {
+        let pool = self.snapshot.pool(None)?;
+        let tried: Vec<Arc<Replica>> = tried.iter().filter_map(|&replica| self.replicas[replica].clone()).collect();
+        let candidates = Candidates::new(pool, &tried, world.instant);
+        let Some(rule) = rule else {
+            let choice = self.chooser.as_ref()?.choose(aim, &candidates, &mut self.chance)?;
+            let replica = number(choice.lease.replica());
+            return Some(Chosen { lease: choice.lease, replica, overflow: choice.reason == Reason::Overflow });
+        };
+        let eligible: Vec<usize> = candidates.iter().map(|replica| number(replica)).collect();
+        if eligible.is_empty() {
+            return None;
+        }
+        let World { engines, routers, now, .. } = *world;
+        let view = View { eligible: &eligible, pool, replicas: &self.replicas, seen: &self.seen, engines, routers, now };
+        let Pick { replica, overflow } = rule.choose(asked, &view, &mut self.chance);
+        let lease = self.replicas[replica].as_ref()?.lease();
+        Some(Chosen { lease, replica, overflow })
+    }
+
+    /// Takes note of the first byte of an answer.
+    pub(super) fn first_byte(&mut self, lease: &mut Lease, now: Instant) {
+        lease.first_byte();
+        if lease.replica().answered() {
+            self.observe(number(lease.replica()), Outcome::Answered, now);
+        }
+    }
+
+    /// Requests in flight, of all that it knows.
+    pub(super) fn outstanding(&self) -> u64 {
+        self.replicas.iter().flatten().map(|replica| replica.outstanding() + replica.waiting()).sum()
+    }
+
+    fn take_stock(&mut self) {
+        self.snapshot = self.fleet.snapshot();
+        let replicas = self.snapshot.replicas();
+        let end = replicas.iter().map(|replica| number(replica) + 1).max().unwrap_or(0).max(self.replicas.len());
+        self.replicas = vec![None; end];
+        for replica in replicas {
+            self.replicas[number(replica)] = Some(Arc::clone(replica));
+        }
+    }
+}
+
+/// The fleet numbers incarnations in the order in which they join, and here none joins twice.
+fn number(replica: &Replica) -> usize {
+    replica.incarnation() as usize
+}
+
+fn spec(number: usize) -> ReplicaSpec {
+    let name = format!("replica-{}", number + 1);
+    ReplicaSpec { authority: format!("{name}:8000"), name, weight: Weight::clamped(1), models: Vec::new(), drain: false }
+}

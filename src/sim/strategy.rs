@@ -1,0 +1,110 @@
+//! What may be simulated: the production strategies as they are configured, and the rules of [`super::peers`].
+
+use super::peers::Peer;
+use crate::routing::{self, StrategyName};
+use crate::units::{ConcurrencyThreshold, OrAuto, PrefixLength};
+
+/// A strategy and its name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Strategy {
+    /// As it is written on the command line.
+    pub name: String,
+    /// How it chooses.
+    pub how: How,
+}
+
+/// How a strategy chooses.
+#[derive(Clone, Debug, PartialEq)]
+pub enum How {
+    /// As in production.
+    Production {
+        /// What of a prompt is placed by.
+        prefix_length: OrAuto<PrefixLength>,
+        /// The rule.
+        routing: routing::Settings,
+    },
+    /// By a rule that is only here.
+    Peer(Peer),
+}
+
+/// What peers that hash a beginning take of it.
+const PEERS_LENGTH: PrefixLength = PrefixLength::clamped(4_096);
+
+impl Strategy {
+    /// The strategy of that name. `prefix_length` and `routing` are those of `prefix_aware` where the name says nothing of them; or what is
+    /// wrong with it.
+    pub fn parse(name: &str, prefix_length: OrAuto<PrefixLength>, routing: &routing::Settings) -> Result<Self, String> {
+        let named = |how| Ok(Self { name: name.to_owned(), how });
+        let known = StrategyName::ALL.iter().copied().find(|strategy| strategy.name() == name);
+        if let Some(strategy) = known {
+            return named(How::Production { prefix_length, routing: routing::Settings { strategy, ..routing.clone() } });
+        }
+        if let Some(peer) = Peer::ALL.iter().copied().find(|peer| peer.name() == name) {
+            return named(How::Peer(peer));
+        }
+        let Some(numbers) = name.strip_prefix("prefix_aware:") else { return Err(unknown(name)) };
+        let (length, threshold) = numbers.split_once('/').ok_or_else(|| unknown(name))?;
+        let prefix_length = number(length).and_then(PrefixLength::new);
+        let concurrency_threshold = number(threshold).and_then(ConcurrencyThreshold::new);
+        let (Some(prefix_length), Some(concurrency_threshold)) = (prefix_length, concurrency_threshold) else {
+            let (lengths, thresholds) = ((PrefixLength::MIN, PrefixLength::MAX), (ConcurrencyThreshold::MIN, ConcurrencyThreshold::MAX));
+            return Err(format!(
+                "`{name}` is out of range; allowed: a length from {} to {} and a threshold from {} to {}",
+                lengths.0, lengths.1, thresholds.0, thresholds.1
+            ));
+        };
+        let routing = routing::Settings {
+            strategy: StrategyName::PrefixAware,
+            concurrency_threshold: OrAuto::Fixed(concurrency_threshold),
+            ..routing.clone()
+        };
+        named(How::Production { prefix_length: OrAuto::Fixed(prefix_length), routing })
+    }
+
+    /// How much of a prompt it is placed by.
+    pub fn prefix_length(&self) -> OrAuto<PrefixLength> {
+        match &self.how {
+            How::Production { prefix_length, .. } => *prefix_length,
+            How::Peer(_) => OrAuto::Fixed(PEERS_LENGTH),
+        }
+    }
+}
+
+/// All names, as they are listed to users.
+pub fn names() -> String {
+    let production = StrategyName::ALL.iter().map(|strategy| strategy.name());
+    let all: Vec<_> = production.chain(["prefix_aware:LENGTH/THRESHOLD"]).chain(Peer::ALL.iter().map(|peer| peer.name())).collect();
+    all.join(", ")
+}
+
+fn unknown(name: &str) -> String {
+    format!("unknown strategy `{name}`; allowed: {}", names())
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(name: &str) -> Result<Strategy, String> {
+        Strategy::parse(name, OrAuto::Auto, &routing::Settings::default())
+    }
+
+    #[test]
+    fn names_are_known_and_others_are_refused() {
+        for name in ["random", "round_robin", "least_outstanding", "prefix_aware", "oracle", "bounded_load", "sglang", "llm-d", "dynamo"] {
+            assert_eq!(parse(name).map(|strategy| strategy.name), Ok(name.to_owned()));
+        }
+        let How::Production { prefix_length, routing } = parse("prefix_aware:4096/64").expect("it is one").how else { panic!("a peer") };
+        assert_eq!(prefix_length, OrAuto::Fixed(PrefixLength::clamped(4_096)));
+        assert_eq!(routing.concurrency_threshold, OrAuto::Fixed(ConcurrencyThreshold::clamped(64)));
+        assert!(parse("prefix_aware:512/64").expect_err("too short").contains("1024 to 65536"));
+        for name in ["rand", "prefix_aware:4096", ""] {
+            let error = parse(name).expect_err(name);
+            assert!(error.contains("round_robin") && error.contains("llm-d"), "{error}");
+        }
+    }
+}

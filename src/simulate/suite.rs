@@ -1,0 +1,190 @@
+//! The tables of docs/placement.md: all workloads, all rules, other sizes of the fleet, several routers.
+
+use std::fmt::Write;
+
+use anyhow::{Result as Fallible, anyhow};
+
+use super::plan::{Cell, Plan, Result};
+use super::table::{Change, against, mean};
+use super::{Options, strategies};
+use crate::routing;
+use crate::sim::figures::Figures;
+use crate::sim::strategy::Strategy;
+use crate::sim::workload::Workload;
+use crate::units::OrAuto;
+
+/// What the figures are relative to.
+const BASE: &str = "random";
+/// What they are about.
+const OWN: &str = "prefix_aware";
+
+const WORKLOADS: [&str; 10] = ["aws:5.5", "pool", "zipf", "chat", "hot", "mixed", "agentic", "mooncake", "mooncake:synthetic", "unique"];
+const STRATEGIES: [&str; 11] = [
+    BASE,
+    "least_outstanding",
+    "prefix_aware:4096/10",
+    "prefix_aware:4096/64",
+    "bounded_load",
+    "sglang",
+    "llm-d",
+    "dynamo",
+    OWN,
+    "oracle",
+    "oracle:2",
+];
+/// Those of other sizes and numbers, which say enough.
+const FEW: [&str; 4] = [BASE, "least_outstanding", OWN, "oracle:2"];
+
+const LOAD: f64 = 0.75;
+const REPLICAS: usize = 7;
+/// Sizes of other fleets.
+const SIZES: [usize; 3] = [2, 3, 16];
+/// Of traffic that comes and goes, at a load that leaves room for it.
+const RESTLESS: [&str; 4] = ["mixed+bursty", "pool+elastic", "pool+change", "pool+failure"];
+const RESTLESS_LOAD: f64 = 0.6;
+/// Mean first tokens of several routers are averaged over these.
+const SHARED: [&str; 5] = ["aws:5.5", "pool", "chat", "agentic", "mixed"];
+const ROUTERS: usize = 4;
+const UNIQUE_ROUTERS: [usize; 3] = [1, 4, 16];
+
+/// Makes all runs, and the tables in Markdown.
+pub(super) fn run(options: &Options) -> Fallible<String> {
+    let parse = |names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        strategies(&names, OrAuto::Auto, &settings()).map_err(|error| anyhow!(error))
+    };
+    let (all, few) = (parse(&STRATEGIES)?, parse(&FEW)?);
+    let workloads: Vec<Workload> = workloads(&WORKLOADS)?;
+    let restless: Vec<Workload> = self::workloads(&RESTLESS)?;
+    let unique: Vec<Workload> = self::workloads(&["unique"])?;
+    let shared: Vec<Workload> = self::workloads(&SHARED)?;
+    let options = Options { workloads: [workloads.clone(), restless.clone()].concat(), ..options.clone() };
+    let mut plan = Plan::new(&options)?;
+    let mut make = |workloads: &[Workload], strategies: &[Strategy], change: &dyn Fn(Cell) -> Cell| {
+        let one = |workload: &Workload| {
+            let workload = workload.clone();
+            strategies.iter().map(move |strategy| {
+                let (workload, strategy) = (workload.clone(), strategy.clone());
+                change(Cell { workload, strategy, load: LOAD, replicas: REPLICAS, routers: 1, capacity: false })
+            })
+        };
+        let cells: Vec<Cell> = workloads.iter().flat_map(one).collect();
+        plan.run(&cells)
+    };
+    let main = make(&workloads, &all, &|cell| Cell { capacity: true, ..cell })?;
+    let mut text = format!(
+        "### All workloads\n\n{REPLICAS} replicas, one router, {:.0} % of what `random` takes. Time to the first token, p50/p90, in % against `random` with \
+         the same seed (mean over {} seeds ± deviation); × is the throughput at p90 < 2 s against `random`'s, first seed.\n\n{}",
+        LOAD * 100.0,
+        options.seeds,
+        matrix(&main, &|result, base| {
+            let factor = result.capacity.zip(base.capacity).map_or(0.0, |(own, base)| own / base);
+            format!("{}, ×{factor:.1}", against(result, base))
+        }),
+    );
+    let _ = write!(
+        text,
+        "\n### How the load is spread\n\nThe most seconds spent on prompts (mean = 1), share of overflow, tokens found in caches.\n\n"
+    );
+    text += &matrix(&main, &|result, _| {
+        let of = |figure: fn(&Figures) -> f64| mean(&result.seeds, figure);
+        let (work, overflow, hit) = (of(|figures| figures.most_work), of(|figures| figures.overflow), of(|figures| figures.hit_rate));
+        format!("{work:.2}, {:.0} %, {:.0} %", overflow * 100.0, hit * 100.0)
+    });
+    let four = make(&shared, &all, &|cell| Cell { routers: ROUTERS, ..cell })?;
+    let _ = write!(text, "\n### {ROUTERS} routers that share nothing\n\nMean time to the first token, `random` = 1.00.\n\n");
+    text += &averaged(&four);
+    for routers in UNIQUE_ROUTERS {
+        let results = make(&unique, &few, &|cell| Cell { routers, ..cell })?;
+        let _ = write!(text, "\n### Prompts that never repeat, {routers} router{}\n\n", if routers == 1 { "" } else { "s" });
+        text += &matrix(&results, &against);
+    }
+    for replicas in SIZES {
+        let results = make(&workloads, &few, &|cell| Cell { replicas, ..cell })?;
+        let _ = write!(text, "\n### {replicas} replicas\n\np50/p90/p99 in % against `random`; the most work (mean = 1).\n\n");
+        text += &matrix(&results, &|result, base| {
+            let p99 = Change::of(result, base, |figures| figures.first_token_ms.p99);
+            format!("{}/{p99}; {:.2}", against(result, base), mean(&result.seeds, |figures| figures.most_work))
+        });
+    }
+    let results = make(&restless, &all, &|cell| Cell { load: RESTLESS_LOAD, ..cell })?;
+    let _ = write!(
+        text,
+        "\n### Bursts and changes\n\nAt {:.0} % of what `random` takes; p50/p90 in % against it, then p90 in ms in the minute after.\n\n",
+        RESTLESS_LOAD * 100.0
+    );
+    text += &matrix(&results, &|result, base| against(result, base) + &afterwards(result));
+    Ok(text)
+}
+
+/// The production strategies as they are by default, with nothing fixed.
+fn settings() -> routing::Settings {
+    routing::Settings { concurrency_threshold: OrAuto::Auto, overflow: OrAuto::Auto, ..routing::Settings::default() }
+}
+
+fn workloads(names: &[&str]) -> Fallible<Vec<Workload>> {
+    names.iter().map(|name| name.parse().map_err(|error: String| anyhow!(error))).collect()
+}
+
+/// A row for each strategy, a column for each workload, and in each cell what `show` says of a result and of that of `random`.
+fn matrix(results: &[Result], show: &dyn Fn(&Result, &Result) -> String) -> String {
+    let columns: Vec<&[Result]> = results.chunk_by(|one, other| one.workload == other.workload).collect();
+    let mut text = String::from("| |");
+    // Writing to a text cannot fail.
+    for column in &columns {
+        let _ = write!(text, " {} |", column[0].workload);
+    }
+    text += &format!("\n|---|{}\n", "---|".repeat(columns.len()));
+    for row in 0..columns.first().map_or(0, |column| column.len()) {
+        let _ = write!(text, "| {} |", columns[0][row].strategy);
+        for column in &columns {
+            let base = column.iter().find(|result| result.strategy == BASE).unwrap_or(&column[0]);
+            let _ = write!(text, " {} |", if row == 0 { absolute(base) } else { show(&column[row], base) });
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn absolute(base: &Result) -> String {
+    let of = |figure: fn(&Figures) -> f64| mean(&base.seeds, figure);
+    let (p50, p90) = (of(|figures| figures.first_token_ms.p50), of(|figures| figures.first_token_ms.p90));
+    format!("{p50:.0}/{p90:.0} ms at {:.1}/s{}", base.offered, afterwards(base))
+}
+
+/// P90 in the minutes after what happened.
+fn afterwards(result: &Result) -> String {
+    let phases = [
+        |figures: &Figures| figures.after_scale_out.clone(),
+        |figures: &Figures| figures.after_scale_in.clone(),
+        |figures: &Figures| figures.after_change.clone(),
+    ];
+    let there = phases.into_iter().filter(|of| result.seeds.first().is_some_and(|first| of(first).is_some()));
+    let p90 = there.map(|of| format!("; {:.0}", mean(&result.seeds, |figures| of(figures).map_or(0.0, |phase| phase.first_token_ms.p90))));
+    p90.collect()
+}
+
+/// For each strategy the mean first token on each workload, relative to that of `random`, and the mean of these.
+fn averaged(results: &[Result]) -> String {
+    let columns: Vec<&[Result]> = results.chunk_by(|one, other| one.workload == other.workload).collect();
+    let mut text = String::from("| |");
+    for column in &columns {
+        let _ = write!(text, " {} |", column[0].workload);
+    }
+    text += &format!(" mean |\n|---|{}\n", "---|".repeat(columns.len() + 1));
+    for row in 0..columns.first().map_or(0, |column| column.len()) {
+        let _ = write!(text, "| {} |", columns[0][row].strategy);
+        let ratios: Vec<f64> = columns
+            .iter()
+            .map(|column| {
+                let base = column.iter().find(|result| result.strategy == BASE).unwrap_or(&column[0]);
+                1.0 + Change::of(&column[row], base, |figures| figures.first_token_mean_ms).mean / 100.0
+            })
+            .collect();
+        for ratio in &ratios {
+            let _ = write!(text, " {ratio:.2} |");
+        }
+        let _ = writeln!(text, " {:.2} |", ratios.iter().sum::<f64>() / ratios.len().max(1) as f64);
+    }
+    text
+}
