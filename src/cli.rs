@@ -274,12 +274,11 @@ fn demo(flags: DemoFlags) -> ExitCode {
 fn simulate(flags: SimulateFlags) -> ExitCode {
     let routing = routing::Settings {
         concurrency_threshold: flags.concurrency_threshold.map(units::ConcurrencyThreshold::clamped).into(),
-        overflow: units::OrAuto::Auto,
+        prefix_length: flags.prefix_length.map(units::PrefixLength::clamped).into(),
         ..routing::Settings::default()
     };
-    let prefix_length = flags.prefix_length.map(units::PrefixLength::clamped).into();
     let read = simulate::modified(flags.workload, flags.bursty, flags.elastic)
-        .and_then(|workloads| Ok((workloads, simulate::strategies(&flags.strategy, prefix_length, &routing)?)));
+        .and_then(|workloads| Ok((workloads, simulate::strategies(&flags.strategy, &routing)?)));
     let (workloads, strategies) = match read {
         Ok(read) => read,
         Err(error) => return complain(WRONG_USE, format_args!("error: {error}")),

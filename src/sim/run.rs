@@ -105,7 +105,7 @@ impl<'a> Simulation<'a> {
     fn new(scenario: &'a Scenario, traffic: &'a Traffic, epoch: Instant) -> Self {
         let routers = scenario.routers.max(1);
         let (chooser, peer) = match &scenario.strategy.how {
-            How::Production { routing, .. } => (Some(routing), None),
+            How::Production(routing) => (Some(routing), None),
             How::Peer(peer) => (None, Some(*peer)),
         };
         let rules = peer.map_or(0, |peer| if peer.knows_all() { 1 } else { routers });
@@ -261,7 +261,7 @@ impl<'a> Simulation<'a> {
         self.routers[router].seen = self.engines.iter().map(seen).collect();
         let age = match &self.scenario.strategy.how {
             How::Peer(peer) => self.scenario.metrics_age.or(peer.metrics_age()),
-            How::Production { .. } => self.scenario.metrics_age,
+            How::Production(_) => self.scenario.metrics_age,
         };
         let goes_on = self.open > 0 || self.events.iter().any(|Reverse((.., event))| matches!(event, Event::Ask(_)));
         if let Some(age) = age.filter(|_| goes_on) {

@@ -17,30 +17,30 @@ pub struct Strategy {
 #[derive(Clone, Debug, PartialEq)]
 pub enum How {
     /// As in production.
-    Production {
-        /// What of a prompt is placed by.
-        prefix_length: OrAuto<PrefixLength>,
-        /// The rule.
-        routing: routing::Settings,
-    },
+    Production(routing::Settings),
     /// By a rule that is only here.
     Peer(Peer),
 }
+
+/// `prefix_aware` where one router alone is declared (`routers: 1`).
+const ALONE: &str = "prefix_aware:alone";
 
 /// What peers that hash a beginning take of it.
 const PEERS_LENGTH: PrefixLength = PrefixLength::clamped(4_096);
 
 impl Strategy {
-    /// The strategy of that name. `prefix_length` and `routing` are those of `prefix_aware` where the name says nothing of them; or what is
-    /// wrong with it.
-    pub fn parse(name: &str, prefix_length: OrAuto<PrefixLength>, routing: &routing::Settings) -> Result<Self, String> {
+    /// The strategy of that name, which goes by `routing` where the name says nothing else; or what is wrong with it.
+    pub fn parse(name: &str, routing: &routing::Settings) -> Result<Self, String> {
         let named = |how| Ok(Self { name: name.to_owned(), how });
         let known = StrategyName::ALL.iter().copied().find(|strategy| strategy.name() == name);
         if let Some(strategy) = known {
-            return named(How::Production { prefix_length, routing: routing::Settings { strategy, ..routing.clone() } });
+            return named(How::Production(routing::Settings { strategy, ..routing.clone() }));
         }
         if let Some(peer) = Peer::ALL.iter().copied().find(|peer| peer.name() == name) {
             return named(How::Peer(peer));
+        }
+        if name == ALONE {
+            return named(How::Production(routing::Settings { strategy: StrategyName::PrefixAware, routers: 1, ..routing.clone() }));
         }
         let Some(numbers) = name.strip_prefix("prefix_aware:") else { return Err(unknown(name)) };
         let (length, threshold) = numbers.split_once('/').ok_or_else(|| unknown(name))?;
@@ -56,15 +56,16 @@ impl Strategy {
         let routing = routing::Settings {
             strategy: StrategyName::PrefixAware,
             concurrency_threshold: OrAuto::Fixed(concurrency_threshold),
+            prefix_length: OrAuto::Fixed(prefix_length),
             ..routing.clone()
         };
-        named(How::Production { prefix_length: OrAuto::Fixed(prefix_length), routing })
+        named(How::Production(routing))
     }
 
     /// How much of a prompt it is placed by.
     pub fn prefix_length(&self) -> OrAuto<PrefixLength> {
         match &self.how {
-            How::Production { prefix_length, .. } => *prefix_length,
+            How::Production(routing) => routing.prefix_length,
             How::Peer(_) => OrAuto::Fixed(PEERS_LENGTH),
         }
     }
@@ -73,7 +74,7 @@ impl Strategy {
 /// All names, as they are listed to users.
 pub fn names() -> String {
     let production = StrategyName::ALL.iter().map(|strategy| strategy.name());
-    let all: Vec<_> = production.chain(["prefix_aware:LENGTH/THRESHOLD"]).chain(Peer::ALL.iter().map(|peer| peer.name())).collect();
+    let all: Vec<_> = production.chain(["prefix_aware:LENGTH/THRESHOLD", ALONE]).chain(Peer::ALL.iter().map(|peer| peer.name())).collect();
     all.join(", ")
 }
 
@@ -90,16 +91,27 @@ mod tests {
     use super::*;
 
     fn parse(name: &str) -> Result<Strategy, String> {
-        Strategy::parse(name, OrAuto::Auto, &routing::Settings::default())
+        Strategy::parse(name, &routing::Settings::default())
     }
 
     #[test]
     fn names_are_known_and_others_are_refused() {
-        for name in ["random", "round_robin", "least_outstanding", "prefix_aware", "oracle", "bounded_load", "sglang", "llm-d", "dynamo"] {
+        for name in [
+            "random",
+            "round_robin",
+            "least_outstanding",
+            "prefix_aware",
+            "prefix_aware:alone",
+            "oracle",
+            "bounded_load",
+            "sglang",
+            "llm-d",
+            "dynamo",
+        ] {
             assert_eq!(parse(name).map(|strategy| strategy.name), Ok(name.to_owned()));
         }
-        let How::Production { prefix_length, routing } = parse("prefix_aware:4096/64").expect("it is one").how else { panic!("a peer") };
-        assert_eq!(prefix_length, OrAuto::Fixed(PrefixLength::clamped(4_096)));
+        let How::Production(routing) = parse("prefix_aware:4096/64").expect("it is one").how else { panic!("a peer") };
+        assert_eq!(routing.prefix_length, OrAuto::Fixed(PrefixLength::clamped(4_096)));
         assert_eq!(routing.concurrency_threshold, OrAuto::Fixed(ConcurrencyThreshold::clamped(64)));
         assert!(parse("prefix_aware:512/64").expect_err("too short").contains("1024 to 65536"));
         for name in ["rand", "prefix_aware:4096", ""] {

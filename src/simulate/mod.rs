@@ -17,7 +17,6 @@ use anyhow::{Context, Result};
 use crate::routing;
 use crate::sim::strategy::{Strategy, names};
 use crate::sim::workload::{MODIFIERS, NAMES, Starts, Workload};
-use crate::units::{OrAuto, PrefixLength};
 use plan::{Cell, Plan};
 
 /// What is to be simulated.
@@ -58,9 +57,9 @@ pub enum Show {
     Suite,
 }
 
-/// The strategies of these names; `prefix_length` and `routing` are those of `prefix_aware`.
-pub fn strategies(names: &[String], prefix_length: OrAuto<PrefixLength>, routing: &routing::Settings) -> Result<Vec<Strategy>, String> {
-    names.iter().map(|name| Strategy::parse(name, prefix_length, routing)).collect()
+/// The strategies of these names, which go by `routing` where these say nothing else.
+pub fn strategies(names: &[String], routing: &routing::Settings) -> Result<Vec<Strategy>, String> {
+    names.iter().map(|name| Strategy::parse(name, routing)).collect()
 }
 
 /// What may be simulated, for `--help`.

@@ -14,7 +14,6 @@ use crate::sim::run::run;
 use crate::sim::scenario::{Failure, Scenario};
 use crate::sim::strategy::Strategy;
 use crate::sim::workload::{Files, Starts, Traffic, Workload};
-use crate::units::OrAuto;
 
 /// One strategy on one workload, in one fleet.
 #[derive(Clone, Debug)]
@@ -103,7 +102,7 @@ impl Plan {
 
     /// What the fleets take under `random`, as far as it is not known yet.
     fn search_random(&mut self, cells: &[Cell]) -> Fallible<()> {
-        let random = Strategy::parse("random", OrAuto::Auto, &crate::routing::Settings::default()).map_err(|error| anyhow!(error))?;
+        let random = Strategy::parse("random", &crate::routing::Settings::default()).map_err(|error| anyhow!(error))?;
         let mut wanted: Vec<Cell> = Vec::new();
         for cell in cells.iter().filter(|cell| !cell.is_closed()) {
             // Replicas that come, go or die are no part of what a load is a share of, nor are bursts.

@@ -11,7 +11,6 @@ use crate::routing;
 use crate::sim::figures::Figures;
 use crate::sim::strategy::Strategy;
 use crate::sim::workload::Workload;
-use crate::units::OrAuto;
 
 /// What the figures are relative to.
 const BASE: &str = "random";
@@ -51,7 +50,7 @@ const UNIQUE_ROUTERS: [usize; 3] = [1, 4, 16];
 pub(super) fn run(options: &Options) -> Fallible<String> {
     let parse = |names: &[&str]| {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        strategies(&names, OrAuto::Auto, &settings()).map_err(|error| anyhow!(error))
+        strategies(&names, &routing::Settings::default()).map_err(|error| anyhow!(error))
     };
     let (all, few) = (parse(&STRATEGIES)?, parse(&FEW)?);
     let workloads: Vec<Workload> = workloads(&WORKLOADS)?;
@@ -115,11 +114,6 @@ pub(super) fn run(options: &Options) -> Fallible<String> {
     );
     text += &matrix(&results, &|result, base| against(result, base) + &afterwards(result));
     Ok(text)
-}
-
-/// The production strategies as they are by default, with nothing fixed.
-fn settings() -> routing::Settings {
-    routing::Settings { concurrency_threshold: OrAuto::Auto, overflow: OrAuto::Auto, ..routing::Settings::default() }
 }
 
 fn workloads(names: &[&str]) -> Fallible<Vec<Workload>> {
