@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
-use prefix_router::request::Key;
+use prefix_router::request::{Boundary, Key, Placement};
 use prefix_router::routing::{self, Aim, Candidates, Chooser};
 use prefix_router::units::{ConcurrencyThreshold, OrAuto, Weight};
 use rand::SeedableRng;
@@ -21,7 +21,12 @@ fn choice(c: &mut Criterion) {
         concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(1)),
         ..routing::Settings::default()
     });
-    for replicas in [2_usize, 64, 256, 1_000] {
+    let automatic = Chooser::new(&routing::Settings {
+        concurrency_threshold: OrAuto::Auto,
+        prefix_length: OrAuto::Auto,
+        ..routing::Settings::default()
+    });
+    for replicas in [2_usize, 8, 64, 256, 1_000] {
         let specs = (0..replicas).map(|index| ReplicaSpec {
             name: format!("10.0.{}.{}:8000", index / 256, index % 256),
             authority: String::new(),
@@ -39,13 +44,27 @@ fn choice(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("prefix_aware, home open", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                chooser.choose(&Aim::ByKey(Key(key)), &Candidates::new(black_box(pool), &[], now), &mut rng)
+                chooser.choose(&Aim::ByKey(Key(key).into()), &Candidates::new(black_box(pool), &[], now), &mut rng)
+            });
+        });
+        // Seven boundaries that all requests share, and one of a thousand behind them.
+        let shared = (0..7_u64).map(|step| Boundary { depth: 1_024 << step, key: Key(step.wrapping_mul(0x9e37_79b9_7f4a_7c15)) });
+        let mut prompt = Placement::ByKey(shared.chain([Boundary { depth: 1 << 17, key: Key(0) }]).collect());
+        let mut number = 0_u64;
+        group.bench_function(BenchmarkId::new("prefix_aware, automatic, eight boundaries", replicas), |b| {
+            b.iter(|| {
+                number = number.wrapping_add(1);
+                if let Placement::ByKey(boundaries) = &mut prompt {
+                    boundaries[7].key = Key((number % 1_000).wrapping_mul(0xd6e8_feb8_6659_fd93));
+                }
+                let aim = automatic.aim(black_box(&prompt), pool);
+                automatic.choose(&aim, &Candidates::new(black_box(pool), &[], now), &mut rng)
             });
         });
         group.bench_function(BenchmarkId::new("by load, all idle", replicas), |b| {
             b.iter(|| chooser.choose(&Aim::ByLoad, &Candidates::new(black_box(pool), &[], now), &mut rng));
         });
-        let by_key = &Aim::ByKey(Key(1));
+        let by_key = &Aim::ByKey(Key(1).into());
         let home = gated.choose(by_key, &Candidates::new(pool, &[], now), &mut rng);
         group.bench_function(BenchmarkId::new("prefix_aware, home gated, others idle", replicas), |b| {
             b.iter(|| gated.choose(by_key, &Candidates::new(black_box(pool), &[], now), &mut rng));
@@ -60,7 +79,7 @@ fn choice(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("prefix_aware, home open, some busy or down", replicas), |b| {
             b.iter(|| {
                 key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                chooser.choose(&Aim::ByKey(Key(key)), &Candidates::new(black_box(pool), &[], now), &mut rng)
+                chooser.choose(&Aim::ByKey(Key(key).into()), &Candidates::new(black_box(pool), &[], now), &mut rng)
             });
         });
     }

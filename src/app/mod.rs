@@ -24,7 +24,7 @@ use crate::fleet::{Snapshot, State};
 use crate::live::LiveFleet;
 use crate::proxy::{self, Parties, Proxy, Rules};
 use crate::resolver::{HostNames, Resolver};
-use crate::routing::Chooser;
+use crate::routing::{self, Chooser};
 use crate::server;
 use crate::telemetry::{self, Log, Metrics};
 use reload::{Live, Reloader};
@@ -232,9 +232,14 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     Ok(Running { traffic, admin, drain, cut, reloading, fleet: fleet_now, serving, _tasks: tasks })
 }
 
+/// What the chooser goes by. That the prefix has no fixed length concerns the key and the choice.
+fn choosing(config: &Config) -> routing::Settings {
+    routing::Settings { prefix_length: config.key.prefix_length, ..config.routing.clone() }
+}
+
 /// What requests go by; the chooser is kept where its settings have not changed, with all that it has learnt.
 fn rules(config: &Config, chooser: Option<Arc<Chooser>>) -> Rules {
-    let chooser = chooser.unwrap_or_else(|| Arc::new(Chooser::new(&config.routing)));
+    let chooser = chooser.unwrap_or_else(|| Arc::new(Chooser::new(&choosing(config))));
     Rules { settings: config.proxy.clone(), key: config.key.clone(), chooser, admission: config.admission.clone() }
 }
 

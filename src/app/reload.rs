@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::roster::{Listed, Order};
-use super::{ADMIN_CONNECTIONS, rules};
+use super::{ADMIN_CONNECTIONS, choosing, rules};
 use crate::admin::{self, Reloaded};
 use crate::config::{Config, ConfigErrors, Contents, Reading};
 use crate::proxy::Proxy;
@@ -144,7 +144,7 @@ impl Reloader {
             let gone = |_| vec!["the router is shutting down".to_owned()];
             self.live.roster.send((listed(&config), tell)).await.map_err(|_| gone(()))?;
             told.await.map_err(|_| gone(()))?.map_err(|error| vec![error.to_string()])?;
-            let chooser = (config.routing == self.config.routing).then(|| Arc::clone(&self.live.proxy.rules().chooser));
+            let chooser = (choosing(&config) == choosing(&self.config)).then(|| Arc::clone(&self.live.proxy.rules().chooser));
             self.live.proxy.follow(rules(&config, chooser));
             replace(&self.live.traffic, config.server.clone());
             replace(&self.live.admin, admin_server(&config));

@@ -33,6 +33,8 @@ pub struct Ring {
     /// How many of a place's first bits tell its sector.
     bits: u32,
     members: usize,
+    /// Each member's tag and index, in the order of the tags.
+    tags: Vec<(u32, u32)>,
 }
 
 /// A place without the bits that tell its sector, moved up, and its owner's index in the bits that this left free.
@@ -56,7 +58,10 @@ impl Ring {
         }
         // By name where two points fall together: the order must not depend on the order of `members`.
         ring.sort_unstable_by_key(|&(place, owner)| (place, names[owner as usize]));
-        Self::of(&ring, names.len())
+        let mut tags: Vec<(u32, u32)> = names.iter().map(|name| tag(name)).zip(0..).collect();
+        // By name where two tags are equal, for the same reason.
+        tags.sort_unstable_by_key(|&(tag, index)| (tag, names[index as usize]));
+        Self { tags, ..Self::of(&ring, names.len()) }
     }
 
     /// The ring with these places and their owners, in this order.
@@ -73,7 +78,7 @@ impl Ring {
             *sector = before;
         }
         let points = ring.iter().map(|&(place, owner)| place << bits | u64::from(owner)).collect();
-        Self { sectors, points, bits, members }
+        Self { sectors, points, bits, members, tags: Vec::new() }
     }
 
     /// The key's home: the member that owns the arc in which the key lies. `None` where there are no members.
@@ -87,6 +92,12 @@ impl Ring {
         self.walk(key).filter(move |&member| !std::mem::replace(&mut met[member], true)).take(self.members)
     }
 
+    /// The member that has this tag; `None` where there is none.
+    pub fn tagged(&self, tag: u32) -> Option<usize> {
+        let at = self.tags.partition_point(|&(other, _)| other < tag);
+        self.tags.get(at).filter(|&&(other, _)| other == tag).map(|&(_, index)| index as usize)
+    }
+
     /// The owners of the points from the key on, once around.
     fn walk(&self, key: Key) -> impl Iterator<Item = usize> + '_ {
         let sector = (key.0 >> (64 - self.bits)) as usize;
@@ -98,6 +109,15 @@ impl Ring {
         after.iter().chain(before).map(move |&point| (point & owner) as usize)
     }
 }
+
+/// What to remember a replica by where its name is too long: four bytes, never 0, that depend on its name alone and so outlast its incarnations. Two of a
+/// thousand replicas have the same tag in one fleet of ten thousand; then the hint leads to one of them, always the same.
+pub fn tag(name: &str) -> u32 {
+    (xxh3_64_with_seed(name.as_bytes(), TAGS) as u32).max(1)
+}
+
+/// Keeps tags apart from the places of the ring.
+const TAGS: u64 = 0x7461_6773;
 
 fn weight(member: &ReplicaSpec) -> usize {
     // A weight is at most 100.
@@ -195,6 +215,19 @@ mod tests {
     }
 
     const PINNED: [[usize; 3]; 4] = [[1, 0, 2], [1, 2, 0], [1, 2, 0], [1, 0, 2]];
+
+    #[test]
+    fn a_tag_finds_its_member_wherever_it_stands() {
+        let mut members = names(300, 0);
+        for _ in 0..2 {
+            let ring = Ring::new(members.iter(), 7);
+            for (index, member) in members.iter().enumerate() {
+                assert_eq!(ring.tagged(tag(&member.name)), Some(index));
+            }
+            assert_eq!((ring.tagged(0), ring.tagged(tag("nobody"))), (None, None));
+            members.rotate_left(100);
+        }
+    }
 
     #[test]
     fn an_empty_ring_has_no_home() {

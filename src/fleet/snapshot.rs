@@ -223,6 +223,11 @@ impl Snapshot {
         self.states.values().any(|&state| matches!(state, State::Up | State::Suspect))
     }
 
+    /// All pools, in no order.
+    pub fn pools(&self) -> impl Iterator<Item = &Pool> {
+        std::iter::once(&self.all).chain(&self.any_name).chain(self.by_model.values())
+    }
+
     /// The name of the pool for a request that names `model`.
     pub fn pool_name(&self, model: Option<&str>) -> PoolName {
         match model {

@@ -6,6 +6,7 @@
 mod admission;
 mod answer;
 mod body;
+mod boundaries;
 mod budget;
 mod buffers;
 mod error;
@@ -43,6 +44,7 @@ pub use response::{Body, Response};
 use admission::{Admission, Slot};
 use answer::{Answer, Patience};
 use body::Inbound;
+use boundaries::Boundaries;
 use budget::Budget;
 use buffers::Buffers;
 use error::ProxyError;
@@ -141,6 +143,7 @@ pub struct Proxy {
     budget: Budget,
     admission: Arc<Admission>,
     buffers: Arc<Buffers>,
+    boundaries: Boundaries,
 }
 
 /// An answer: whole, or a replica's that has begun.
@@ -155,13 +158,16 @@ impl Proxy {
         let budget = Budget::new(rules.settings.retry_budget, Instant::now());
         let admission = Admission::new(Arc::clone(&parties.fleet), Arc::clone(&parties.metrics), rules.admission.clone());
         let buffers = Buffers::new(Arc::clone(&parties.metrics));
-        Arc::new(Self { rules: ArcSwap::from_pointee(rules), parties, budget, admission, buffers })
+        parties.metrics.show_chooser(&rules.chooser);
+        let boundaries = Boundaries::default();
+        Arc::new(Self { rules: ArcSwap::from_pointee(rules), parties, budget, admission, buffers, boundaries })
     }
 
     /// What requests that come from now on go by. Those that are under way end by what they began with.
     /// Limits hold for all at once: who waits goes where there is room now, and stays where bounds are lower now.
     pub fn follow(&self, rules: Rules) {
         let admission = rules.admission.clone();
+        self.parties.metrics.show_chooser(&rules.chooser);
         self.rules.store(Arc::new(rules));
         self.admission.follow(admission);
     }

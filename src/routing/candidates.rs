@@ -63,9 +63,22 @@ impl<'a> Candidates<'a> {
         (0..self.pool.members().len()).filter_map(|index| self.at(index))
     }
 
+    /// The pool whose members they are.
+    pub(super) fn pool(&self) -> &'a Pool {
+        self.pool
+    }
+
     /// The key's home, where it may be chosen but for the limit.
     pub(super) fn home(&self, key: Key) -> Option<&'a Arc<Replica>> {
-        let index = self.pool.ring().home(key)?;
+        self.member(self.pool.ring().home(key)?)
+    }
+
+    /// The member with this tag, where it may be chosen but for the limit.
+    pub(super) fn tagged(&self, tag: u32) -> Option<&'a Arc<Replica>> {
+        self.member(self.pool.ring().tagged(tag)?)
+    }
+
+    fn member(&self, index: usize) -> Option<&'a Arc<Replica>> {
         let alone = if self.eligible.get().is_none() { self.pool.is_eligible(index, self.tried, self.now) } else { None };
         alone.unwrap_or_else(|| self.eligible()[index]).then(|| &self.pool.members()[index])
     }
@@ -80,10 +93,24 @@ impl<'a> Candidates<'a> {
         self.pool.ring().order(key).filter_map(|index| self.at(index))
     }
 
+    /// All that may be chosen but for the limit, in the order of the membership.
+    pub(super) fn regardless_of_room(&self) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a, '_> {
+        self.pool.members().iter().zip(self.eligible()).filter(|(_, eligible)| **eligible).map(|(member, _)| member)
+    }
+
+    /// The same in the key's order.
+    pub(super) fn order_regardless_of_room(&self, key: Key) -> impl Iterator<Item = &'a Arc<Replica>> + use<'a, '_> {
+        self.pool.ring().order(key).filter(|&index| self.eligible()[index]).map(|index| &self.pool.members()[index])
+    }
+
+    /// Whether it takes no more, whatever the gate says.
+    pub(super) fn is_full(&self, replica: &Replica) -> bool {
+        self.limit.is_some_and(|limit| replica.outstanding() >= limit)
+    }
+
     fn at(&self, index: usize) -> Option<&'a Arc<Replica>> {
         let member = &self.pool.members()[index];
-        let full = || self.limit.is_some_and(|limit| member.outstanding() >= limit);
-        (self.eligible()[index] && !full()).then_some(member)
+        (self.eligible()[index] && !self.is_full(member)).then_some(member)
     }
 
     fn eligible(&self) -> &[bool] {

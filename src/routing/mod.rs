@@ -3,23 +3,32 @@
 //! Pure: chance is an argument, and nothing is logged or counted here. What a choice means to the outside is in its [`Reason`].
 
 mod candidates;
+mod first_sight;
+mod gate;
 mod least_outstanding;
+mod memories;
+mod memory;
 mod prefix_aware;
 mod random;
 mod round_robin;
+mod sight;
+mod table;
 
 #[cfg(test)]
 mod tests;
+
+use std::time::Instant;
 
 use rand::Rng;
 use strum::VariantArray;
 
 pub use candidates::Candidates;
+pub use sight::{Direction, FirstSight, Moved, Sight};
 
 use crate::fleet::Pool;
 use crate::fleet::{Lease, Trial};
-use crate::request::{Boundaries, Key, Placement};
-use crate::units::{ConcurrencyThreshold, OrAuto};
+use crate::request::{Boundaries, Placement};
+use crate::units::{ConcurrencyThreshold, OrAuto, PrefixLength};
 use least_outstanding::LeastOutstanding;
 use prefix_aware::PrefixAware;
 use random::Random;
@@ -34,6 +43,10 @@ pub struct Settings {
     pub concurrency_threshold: OrAuto<ConcurrencyThreshold>,
     /// Where `prefix_aware` goes when the home is gated.
     pub overflow: OrAuto<Overflow>,
+    /// How much of a prompt makes the key, as in [`request::Settings`](crate::request::Settings): where that is worked out, `prefix_aware` does it.
+    pub prefix_length: OrAuto<PrefixLength>,
+    /// How many routers send to these replicas, this one included; 0 where nobody says. One alone may place more freely what it has never seen.
+    pub routers: u32,
 }
 
 impl Default for Settings {
@@ -42,6 +55,8 @@ impl Default for Settings {
             strategy: StrategyName::PrefixAware,
             concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(64)),
             overflow: OrAuto::Auto,
+            prefix_length: OrAuto::Fixed(PrefixLength::clamped(4_096)),
+            routers: 0,
         }
     }
 }
@@ -121,13 +136,15 @@ pub struct Choice {
     pub lease: Lease,
     /// Why this one.
     pub reason: Reason,
+    /// What became of a key that was seen for the first time.
+    pub first_sight: Option<FirstSight>,
     /// Held where the request shows whether the replica is well again: until the first byte of the answer, or the failure that comes in its place.
     pub trial: Option<Trial>,
 }
 
 impl Choice {
     fn new(lease: Lease, reason: Reason) -> Self {
-        Self { lease, reason, trial: None }
+        Self { lease, reason, first_sight: None, trial: None }
     }
 }
 
@@ -139,8 +156,17 @@ pub enum Aim {
     ByLoad,
     /// The prompt has no text.
     NoKey,
-    /// To be where this key belongs.
-    ByKey(Key),
+    /// To be where its key belongs.
+    ByKey(Sight),
+}
+
+/// What a strategy can tell of itself and one pool at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Insight {
+    /// From how many outstanding requests on a replica's gate is closed now, by incarnation; those that have no gate are not there.
+    pub thresholds: Vec<(u64, u64)>,
+    /// Of the keys that were asked for of late, the share that was known; `None` where nobody counts.
+    pub reuse: Option<f64>,
 }
 
 /// A rule that picks one of several replicas.
@@ -148,11 +174,17 @@ pub trait Strategy: Send + Sync {
     /// What a prompt with these boundaries, of which there is at least one, is placed by among the members of `pool`. Called once for a request.
     fn aim(&self, boundaries: &Boundaries, pool: &Pool) -> Aim {
         let _ = pool;
-        boundaries.last().map_or(Aim::NoKey, |last| Aim::ByKey(last.key))
+        boundaries.last().map_or(Aim::NoKey, |last| Aim::ByKey(last.key.into()))
     }
 
     /// Picks a candidate; `None` only where there are no candidates.
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice>;
+
+    /// What there is to be seen of it.
+    fn insight(&self, pool: &Pool, now: Instant) -> Insight {
+        let _ = (pool, now);
+        Insight::default()
+    }
 }
 
 /// A configured strategy, with what holds for all of them.
@@ -179,6 +211,11 @@ impl Chooser {
             Placement::ByKey(boundaries) if boundaries.is_empty() => Aim::NoKey,
             Placement::ByKey(boundaries) => self.strategy.aim(boundaries, pool),
         }
+    }
+
+    /// What there is to be seen of the strategy's work for `pool`. It costs time in proportion to the pool.
+    pub fn insight(&self, pool: &Pool, now: Instant) -> Insight {
+        self.strategy.insight(pool, now)
     }
 
     /// Picks a candidate; `None` only where there are none. Whatever does no prefill goes by load under every strategy.

@@ -1,42 +1,106 @@
 //! `prefix_aware`: the key's home, unless its gate is closed (DESIGN section 4).
 //!
-//! It keeps no state, so routers that share nothing agree on every home.
+//! Where the prefix has a fixed length it keeps no state, so routers that share nothing agree on every home. Where traffic decides the length it remembers
+//! that traffic, in bounded memory; routers that see the same traffic still agree on almost all.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rand::Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::candidates::by_load;
+use super::first_sight::Rule;
+use super::gate::Gate;
 use super::least_outstanding::LeastOutstanding;
-use super::{Aim, Candidates, Choice, Overflow, Reason, Settings, Strategy};
-use crate::fleet::Replica;
-use crate::request::Key;
+use super::memories::Memories;
+use super::sight::{Seen, Sight};
+use super::{Aim, Candidates, Choice, FirstSight, Insight, Overflow, Reason, Settings, Strategy};
+use crate::fleet::{Pool, Replica, tag};
+use crate::request::{Boundaries, Key};
+use crate::units::OrAuto;
+
+/// Replicas that a hot key's requests stay on under `next_choices`: more would spread its prefix over the fleet, and push out what others have there.
+const CHOICES: usize = 3;
 
 pub(super) struct PrefixAware {
-    threshold: u64,
+    gate: Gate,
     overflow: Overflow,
+    /// Where traffic decides how much of a prompt makes the key.
+    memories: Option<Memories>,
+    first_sight: Rule,
+}
+
+/// Where a key belongs, and why.
+struct Home<'a> {
+    replica: &'a Arc<Replica>,
+    reason: Reason,
+    first_sight: Option<FirstSight>,
 }
 
 impl PrefixAware {
     pub(super) fn new(settings: &Settings) -> Self {
-        let threshold = settings.concurrency_threshold.fixed();
-        let overflow = settings.overflow.fixed().unwrap_or(if threshold.is_some() { Overflow::LeastLoaded } else { Overflow::NextChoices });
-        Self { threshold: threshold.map_or(u64::MAX, |threshold| threshold.get()), overflow }
+        let overflow = match (settings.overflow, settings.concurrency_threshold) {
+            (OrAuto::Fixed(overflow), _) => overflow,
+            (OrAuto::Auto, OrAuto::Fixed(_)) => Overflow::LeastLoaded,
+            (OrAuto::Auto, OrAuto::Auto) => Overflow::NextChoices,
+        };
+        Self {
+            gate: settings.concurrency_threshold.into(),
+            overflow,
+            memories: matches!(settings.prefix_length, OrAuto::Auto).then(Memories::default),
+            first_sight: Rule { is_alone: settings.routers == 1 },
+        }
     }
 
-    /// Where a request goes that `first`, its first choice, does not take. A gated replica is taken only where all in question are gated;
-    /// it may then be `first` itself, since a threshold is not a limit.
-    fn overflow<'a>(&self, key: Key, candidates: &Candidates<'a>) -> Option<&'a Arc<Replica>> {
-        let rank = |replica: &&Arc<Replica>| replica.outstanding() >= self.threshold;
+    /// The replica that is the key's home for this router. What is remembered is a hint: where that replica cannot be chosen the ring is asked, as if
+    /// nothing were.
+    fn home<'a>(&self, sight: &Sight, candidates: &Candidates<'a>) -> Option<Home<'a>> {
+        if let Seen::Before(tag) = sight.seen
+            && tag > 0
+            && let Some(replica) = candidates.tagged(tag)
+        {
+            return Some(Home { replica, reason: Reason::Home, first_sight: None });
+        }
+        let (first, reason) = match candidates.home(sight.key) {
+            Some(home) => (home, Reason::Home),
+            None => (candidates.order(sight.key).next()?, Reason::Failover),
+        };
+        match sight.seen {
+            // A further try goes along the key's order, and is not one by which to judge who waits.
+            Seen::Never { reuse, .. } if !candidates.is_another_try() => {
+                let (replica, told) = self.first_sight.home(sight.key, reuse, first, candidates);
+                Some(Home { replica, reason, first_sight: Some(told) })
+            }
+            _ => Some(Home { replica: first, reason, first_sight: None }),
+        }
+    }
+
+    /// Keeps in mind a home that is not the ring's. While the ring's is away nothing is: its keys come back to it.
+    fn remember(&self, sight: &Sight, home: &Home<'_>, pool: &Pool) {
+        if let (Some(memories), Seen::Never { at, .. }) = (&self.memories, sight.seen)
+            && home.reason == Reason::Home
+            && home.first_sight.is_some_and(|told| told != FirstSight::FirstChoice)
+        {
+            memories.remember(pool.name(), sight.key.0, at, tag(home.replica.name()));
+        }
+    }
+
+    /// Where a request goes that `home` does not take. A gated replica is taken only where all in question are gated; it may then be `home` itself, since
+    /// a threshold is not a limit.
+    fn overflow<'a>(&self, key: Key, home: &'a Arc<Replica>, candidates: &Candidates<'a>) -> Option<&'a Arc<Replica>> {
+        let thresholds = self.gate.thresholds(candidates);
+        let better = |one: &Arc<Replica>, other: &Arc<Replica>| {
+            thresholds.is_closed(one).cmp(&thresholds.is_closed(other)).then_with(|| by_load(one, other))
+        };
         match self.overflow {
             Overflow::LeastLoaded => {
                 let mut all = candidates.iter();
                 // In a fleet with little to do many are equal: no place among equals is worked out twice.
                 let (mut least, mut place) = (all.next()?, None);
                 for other in all {
-                    match rank(&other).cmp(&rank(&least)).then_with(|| by_load(other, least)) {
+                    match better(other, least) {
                         Ordering::Less => (least, place) = (other, None),
                         Ordering::Equal => {
                             let its = tie_break(key, other);
@@ -51,28 +115,49 @@ impl PrefixAware {
             }
             // `min_by` keeps the earlier of equals: ties go by the key's order.
             Overflow::NextChoices => {
-                candidates.order(key).take(3).min_by(|one, other| rank(one).cmp(&rank(other)).then_with(|| by_load(one, other)))
+                let first = Some(home).filter(|home| !candidates.is_full(home));
+                let next = candidates.order(key).filter(|other| !other.is(home));
+                first.into_iter().chain(next).take(CHOICES).min_by(|one, other| better(one, other))
             }
         }
     }
 }
 
 impl Strategy for PrefixAware {
+    fn aim(&self, boundaries: &Boundaries, pool: &Pool) -> Aim {
+        let sight = match &self.memories {
+            Some(memories) => memories.look(boundaries, pool),
+            None => boundaries.last().map(|last| last.key.into()),
+        };
+        sight.map_or(Aim::NoKey, Aim::ByKey)
+    }
+
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
-        let &Aim::ByKey(key) = aim else {
+        let Aim::ByKey(sight) = aim else {
             let choice = LeastOutstanding.choose(aim, candidates, rng)?;
             return Some(Choice { reason: Reason::NoKey, ..choice });
         };
-        let (first, reason) = match candidates.home(key) {
-            Some(home) => (home, Reason::Home),
-            None => (candidates.order(key).next()?, Reason::Failover),
+        let home = self.home(sight, candidates)?;
+        let choice = match self.gate.enter(home.replica, candidates) {
+            Some(lease) => Choice::new(lease, home.reason),
+            None => {
+                let replica = self.overflow(sight.key, home.replica, candidates)?;
+                let reason = if replica.is(home.replica) { home.reason } else { Reason::Overflow };
+                Choice::new(replica.lease(), reason)
+            }
         };
-        if let Some(lease) = first.lease_below(candidates.gate(self.threshold)) {
-            return Some(Choice::new(lease, reason));
+        self.remember(sight, &home, candidates.pool());
+        Some(Choice { first_sight: home.first_sight, ..choice })
+    }
+
+    fn insight(&self, pool: &Pool, now: Instant) -> Insight {
+        let candidates = Candidates::new(pool, &[], now);
+        let thresholds = self.gate.thresholds(&candidates);
+        let all = candidates.iter().map(|replica| (replica.incarnation(), thresholds.of(replica)));
+        Insight {
+            thresholds: all.filter(|&(_, threshold)| threshold < u64::MAX).collect(),
+            reuse: self.memories.as_ref().and_then(|memories| memories.reuse(pool.name())),
         }
-        let replica = self.overflow(key, candidates)?;
-        let reason = if replica.is(first) { reason } else { Reason::Overflow };
-        Some(Choice::new(replica.lease(), reason))
     }
 }
 

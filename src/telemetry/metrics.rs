@@ -13,6 +13,7 @@ use prometheus::{
 };
 
 use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError, reason, route};
+use super::placement::Placement;
 use crate::fleet::{ByIncarnation, Incarnation, Replica, Snapshot, State};
 use crate::request::Surface;
 use crate::routing::Reason;
@@ -60,6 +61,7 @@ pub struct Metrics {
     reloads: IntCounterVec,
     last_reload: Gauge,
     reload_successful: IntGauge,
+    pub(super) placement: Placement,
     /// The incarnations that are, or were, in the fleet, as long as somebody may count on them.
     shown: Mutex<ByIncarnation<Shown>>,
     /// Their counters, at hand for requests. Those of one that has ended go at the next change of the fleet.
@@ -183,6 +185,7 @@ impl Metrics {
                 "prefix_router_config_last_reload_successful",
                 "Whether the configuration was without an error when it was last read.",
             )?,
+            placement: Placement::new(&registry)?,
             shown: Mutex::default(),
             choices_of: ArcSwap::default(),
             routes: Default::default(),
@@ -376,6 +379,7 @@ impl Metrics {
                 self.replica_state.with_label_values(&[replica.name(), state.label()]).set(now);
             }
         }
+        self.placement.refresh(fleet);
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         drop(shown);

@@ -4,6 +4,7 @@ mod access_log;
 mod labels;
 mod log;
 mod metrics;
+mod placement;
 
 use tracing::Level;
 

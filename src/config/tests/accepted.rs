@@ -121,10 +121,10 @@ access_log: false
     assert_eq!(config.resolver.servers.iter().map(ToString::to_string).collect::<Vec<_>>(), ["127.0.0.1:53", "[::1]:5353"]);
     assert_eq!(config.upstream.api_key, Some(crate::units::Secret::new("sk-1".to_owned())));
     assert_eq!(config.routing.strategy, StrategyName::RoundRobin);
-    assert_eq!(config.routing.concurrency_threshold, ConcurrencyThreshold::clamped(16));
-    assert_eq!(config.routing.overflow, Overflow::NextChoices);
+    assert_eq!(config.routing.concurrency_threshold, crate::units::OrAuto::Fixed(ConcurrencyThreshold::clamped(16)));
+    assert_eq!(config.routing.overflow, crate::units::OrAuto::Fixed(Overflow::NextChoices));
     assert_eq!(config.key.hash_seed, u64::MAX);
-    assert_eq!(config.key.prefix_length, PrefixLength::clamped(1_024));
+    assert_eq!(config.key.prefix_length, crate::units::OrAuto::Fixed(PrefixLength::clamped(1_024)));
     assert_eq!(config.key.includes, Includes { tools: true, media: true });
     assert_eq!(config.proxy.expose_paths, ["/sleep", "/debug/*"]);
     assert_eq!(config.telemetry.level, Level::WARN);

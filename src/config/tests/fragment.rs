@@ -11,9 +11,9 @@ fn a_fragment_is_understood_as_it_stands() {
     for yaml in [&format!("RoutingConfig: {aware}"), aware, json, bare, &format!("RoutingConfig:\n  {aware}\nretries: 2\n")] {
         let config = load_str(yaml, "r.yaml").unwrap();
         assert_eq!(config.routing.strategy, StrategyName::PrefixAware);
-        assert_eq!(config.key.prefix_length.get(), 2_048);
-        assert_eq!(config.routing.concurrency_threshold.get(), 10);
-        assert_eq!(config.routing.overflow, Overflow::LeastLoaded);
+        assert_eq!(config.key.prefix_length.fixed().unwrap().get(), 2_048);
+        assert_eq!(config.routing.concurrency_threshold.fixed().unwrap().get(), 10);
+        assert_eq!(config.routing.overflow, crate::units::OrAuto::Auto);
     }
     for (name, strategy) in [("RANDOM", StrategyName::Random), ("LEAST_OUTSTANDING_REQUESTS", StrategyName::LeastOutstanding)] {
         for yaml in [format!("RoutingConfig: {{RoutingStrategy: {name}}}"), format!("strategy: {name}")] {

@@ -299,6 +299,7 @@ impl Admission {
         };
         // Everybody in the picture can be reached.
         let Some(upstream) = view.upstream(choice.lease.replica()) else { return Ok(Found::Nobody) };
+        choice.first_sight.into_iter().for_each(|outcome| self.metrics.first_seen(outcome));
         self.total.fetch_add(1, Ordering::Relaxed);
         let release = Release { admission: Arc::clone(self), pumps: true };
         Ok(Found::Chosen(Chosen {

@@ -1,5 +1,8 @@
 //! Each strategy's rule, on fleets whose counts are set by hand.
 
+mod auto;
+mod first_sight;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,6 +13,7 @@ use rand::rngs::SmallRng;
 
 use super::*;
 use crate::fleet::{Fleet, Outcome, Replica, ReplicaSpec, Snapshot, health};
+use crate::request::Key;
 use crate::units::Weight;
 
 /// A fleet at one moment, with leases that make its counts.
@@ -42,6 +46,7 @@ fn chooser(strategy: StrategyName, threshold: u64, overflow: Overflow) -> Choose
         strategy,
         concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(threshold)),
         overflow: OrAuto::Fixed(overflow),
+        ..Settings::default()
     })
 }
 
@@ -67,7 +72,7 @@ impl Scene {
 }
 
 fn by(key: u64) -> Aim {
-    Aim::ByKey(Key(key))
+    Aim::ByKey(Key(key).into())
 }
 
 /// Keys all over the ring.

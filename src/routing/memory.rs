@@ -1,0 +1,344 @@
+//! What a pool's recent traffic says of the keys in it: which boundary of a prompt a request is placed by where the prefix has no fixed length, whether
+//! its key was asked for before, and where that went.
+//!
+//! It counts in requests, not in time, so that two routers which see halves of one stream come to the same. It chooses no replica.
+
+use super::sight::{Direction, Moved};
+use super::table::{Entry, MOST_ENTRIES, Table};
+use crate::request::Boundary;
+
+/// A boundary is hot where its share of the traffic is above this part of a replica's equal share: a replica must be able to hold several keys,
+/// or one of them alone fills it. Four keys of the largest size make one replica's share.
+const HOT_SHARE: f64 = 0.25;
+
+/// Requests added to those counted, whose weight decays as the counts' does, so that a share means the same in a router that has just started: early on,
+/// a few requests alike are no share yet.
+const PRIOR: f64 = 50.0;
+
+/// No count up to here is hot, however many replicas there are: below, chance decides, and two routers would not agree.
+const LEAST_LIMIT: f64 = 4.0;
+
+/// A hot boundary is hot until its count is below the limit divided by this, so that one at the limit does not move its keys to and fro.
+const HYSTERESIS: f64 = 2.0;
+
+/// A key is known for so many requests after it was last asked for. Engines forget as well.
+pub(super) const KNOWN_FOR: u32 = 4_000;
+
+/// Weight of one request in the average of how many keys are known: half of it comes from the last 140.
+const REUSE_WEIGHT: f64 = 0.005;
+
+/// Until so many requests were seen nobody knows whether traffic has reuse: all its keys are new to a router that has just started, while the replicas
+/// hold what they got before. It is taken to have some, which sends keys where every other router does, too.
+const START: u64 = 500;
+
+/// Where there is no room for a larger table, it is asked for again after so many requests.
+const GROWTH_PAUSE: u64 = 1_000;
+
+/// What is remembered of one pool's traffic.
+#[derive(Debug)]
+pub(super) struct Memory {
+    table: Table,
+    /// Requests with a key so far: the clock.
+    requests: u64,
+    /// What all these requests together count, decayed: at first their number, in the end a thousand.
+    weight: f64,
+    /// Moving average of whether the key was known, and the sum of its weights, by which it is to be divided.
+    reuse: (f64, f64),
+    /// Before this time no larger table is asked for.
+    grows_from: u64,
+}
+
+/// What a request's prompt is placed by, and what is known of that.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Look {
+    pub(super) boundary: Boundary,
+    /// The replica that the key went to when it was first seen, by its tag, 0 for the ring's home; `None` where it is seen for the first time.
+    pub(super) known: Option<u32>,
+    /// How many keys are known, of late; `None` where that cannot be said yet.
+    pub(super) reuse: Option<f64>,
+    /// When this was, by the pool's clock.
+    pub(super) at: u32,
+    /// The boundaries that became hot or cooled.
+    pub(super) moved: Vec<Moved>,
+    /// Whether something had to be forgotten that still counted, and a larger table would have kept it.
+    pub(super) is_crowded: bool,
+}
+
+impl Memory {
+    pub(super) fn new() -> Self {
+        Self { table: Table::new(), requests: 0, weight: 0.0, reuse: (0.0, 0.0), grows_from: 0 }
+    }
+
+    /// Takes note of a request to a pool of so many members. The first of its boundaries that is not hot is the one that it is placed by, or the last;
+    /// those before it are counted, those behind it are not. `None` where there is no boundary.
+    pub(super) fn look(&mut self, boundaries: &[Boundary], members: usize) -> Option<Look> {
+        let last = boundaries.len().checked_sub(1)?;
+        self.requests += 1;
+        let now = self.requests as u32;
+        self.weight = self.weight * ONE_STEP + 1.0;
+        let window = self.weight + PRIOR;
+        // Rounded up, so that one replica more or less mostly moves no boundary.
+        let limit = (HOT_SHARE * window / members.max(1).next_power_of_two() as f64).max(LEAST_LIMIT);
+        let (mut moved, mut is_crowded) = (Vec::new(), false);
+        for (index, &boundary) in boundaries.iter().enumerate() {
+            let (entry, displaced) = self.table.entry(boundary.key.0, now);
+            is_crowded |= displaced.is_some_and(|age| age < KNOWN_FOR);
+            let is_known = entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR;
+            if let Some(direction) = touch(entry, now, limit as f32) {
+                moved.push(Moved {
+                    boundary,
+                    direction,
+                    count: entry.count,
+                    limit: limit as f32,
+                    window: window as f32,
+                    replicas: members,
+                });
+            }
+            if entry.is_hot && index < last {
+                continue;
+            }
+            if !is_known {
+                entry.home = 0;
+            }
+            let known = is_known.then_some(entry.home);
+            self.note(is_known);
+            let is_crowded = is_crowded && self.table.capacity() < MOST_ENTRIES && self.requests >= self.grows_from;
+            return Some(Look { boundary, known, reuse: self.reuse_so_far(), at: now, moved, is_crowded });
+        }
+        None
+    }
+
+    /// Keeps in mind that a key which was first seen `at` that time has its home there. Where it was asked for since, that request went to the ring's
+    /// home, which it stays with.
+    pub(super) fn remember(&mut self, key: u64, at: u32, home: u32) {
+        if let Some(entry) = self.table.get_mut(key).filter(|entry| entry.touched == at) {
+            entry.home = home;
+        }
+    }
+
+    /// How many of the keys are known, of late; `None` where nothing was seen.
+    pub(super) fn reuse(&self) -> Option<f64> {
+        (self.reuse.1 > 0.0).then(|| self.reuse.0 / self.reuse.1)
+    }
+
+    /// How many entries it has room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.table.capacity()
+    }
+
+    /// Makes room for twice as many.
+    pub(super) fn grow(&mut self) {
+        self.table.double();
+    }
+
+    /// Goes on with the room that there is.
+    pub(super) fn stay(&mut self) {
+        self.grows_from = self.requests + GROWTH_PAUSE;
+    }
+
+    fn note(&mut self, is_known: bool) {
+        let towards = |mean: &mut f64, value: f64| *mean += REUSE_WEIGHT * (value - *mean);
+        towards(&mut self.reuse.0, f64::from(u8::from(is_known)));
+        towards(&mut self.reuse.1, 1.0);
+    }
+
+    fn reuse_so_far(&self) -> Option<f64> {
+        self.reuse().filter(|_| self.requests >= START)
+    }
+}
+
+/// Counts a request for `entry`'s key. Whether that made it hot, or cooled it.
+fn touch(entry: &mut Entry, now: u32, limit: f32) -> Option<Direction> {
+    entry.count = entry.count * decay(now.wrapping_sub(entry.touched)) + 1.0;
+    entry.touched = now;
+    let was_hot = entry.is_hot;
+    entry.is_hot = entry.count > if was_hot { limit / HYSTERESIS as f32 } else { limit };
+    match (was_hot, entry.is_hot) {
+        (false, true) => Some(Direction::Hot),
+        (true, false) => Some(Direction::Cooled),
+        _ => None,
+    }
+}
+
+/// How many steps of a table stand for one of the other.
+const STEPS: usize = 128;
+
+/// What a request counts when one more has come: exp(-1/1000). A count falls to 1/e in a thousand requests: long enough for one that matters to be a dozen
+/// or more, short enough to follow the hour.
+const ONE_STEP: f64 = 0.999_000_499_833_375;
+
+/// `ONE_STEP` to the power of 0, 1, 2, …, and of 0, `STEPS`, 2 `STEPS`, …
+const FINE: [f32; STEPS] = powers(ONE_STEP);
+const COARSE: [f32; STEPS] = powers(power(ONE_STEP, STEPS));
+
+/// exp(-`requests` / 1000), by multiplication alone: what a system's mathematics come to differs in the last digit from one to the next, and
+/// the same traffic must be placed alike on all of them.
+fn decay(requests: u32) -> f32 {
+    let requests = requests as usize;
+    // What is left after 16,384 requests is less than a ten-millionth.
+    if requests < STEPS * STEPS { COARSE[requests / STEPS] * FINE[requests % STEPS] } else { 0.0 }
+}
+
+const fn powers(base: f64) -> [f32; STEPS] {
+    let mut powers = [0.0; STEPS];
+    let mut exponent = 0;
+    while exponent < STEPS {
+        powers[exponent] = power(base, exponent) as f32;
+        exponent += 1;
+    }
+    powers
+}
+
+const fn power(base: f64, exponent: usize) -> f64 {
+    let (mut power, mut left) = (1.0, exponent);
+    while left > 0 {
+        power *= base;
+        left -= 1;
+    }
+    power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Key;
+
+    fn boundaries(keys: &[u64]) -> Vec<Boundary> {
+        (0..).zip(keys).map(|(index, &key)| Boundary { depth: 1_024 << index, key: Key(key) }).collect()
+    }
+
+    fn look(memory: &mut Memory, keys: &[u64], members: usize) -> Look {
+        let look = memory.look(&boundaries(keys), members).expect("there is a boundary");
+        if look.is_crowded {
+            memory.grow();
+        }
+        look
+    }
+
+    /// So many requests that are like no other.
+    fn others(memory: &mut Memory, count: u64) {
+        for _ in 0..count {
+            let key = memory.requests.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63;
+            look(memory, &[key], 8);
+        }
+    }
+
+    #[test]
+    fn counts_decay_over_a_thousand_requests() {
+        for (requests, expected) in [(0_u32, 1.0), (1, 0.9990005), (693, 0.500_073_6), (1_000, 0.367_879_4), (4_000, 0.018_315_6)] {
+            assert!((f64::from(decay(requests)) - expected).abs() < 1e-6, "{requests}: {}", decay(requests));
+        }
+        for requests in 0..20_000 {
+            let exact = (-f64::from(requests) / 1_000.0).exp();
+            assert!((f64::from(decay(requests)) - exact).abs() <= 2e-7, "{requests}");
+        }
+        assert_eq!(decay(u32::MAX), 0.0);
+    }
+
+    /// Bit for bit, on every machine.
+    #[test]
+    fn decay_is_pinned() {
+        assert_eq!([1, 127, 128, 1_000, 9_999].map(|requests| decay(requests).to_bits()), PINNED);
+    }
+
+    const PINNED: [u32; 5] = [1_065_336_447, 1_063_352_259, 1_063_337_490, 1_052_531_377, 943_627_412];
+
+    #[test]
+    fn the_limit_is_a_quarter_of_a_replicas_share_and_at_least_four() {
+        // (members, requests before, times that a key is asked for until it is hot): 0.25 · 1,050 / 8 = 32.8; 0.25 · 60 / 8 < 4.
+        for (members, before, expected) in
+            [(8, 8_000, 34), (7, 8_000, 34), (5, 8_000, 34), (9, 8_000, 17), (64, 8_000, 5), (8, 10, 5), (1, 150, 63)]
+        {
+            let mut memory = Memory::new();
+            for step in 0..before {
+                look(&mut memory, &[step + 1_000], members);
+            }
+            let times = (1..).find(|_| !look(&mut memory, &[1, 2], members).moved.is_empty()).expect("some time");
+            assert_eq!(times, expected, "{members} members after {before} requests");
+        }
+    }
+
+    #[test]
+    fn the_shallowest_boundary_that_is_not_hot_places_a_request() {
+        let mut memory = Memory::new();
+        let depths: Vec<u32> = (0..12).map(|_| look(&mut memory, &[1, 2, 3], 8).boundary.depth).collect();
+        assert_eq!(depths, [1_024, 1_024, 1_024, 1_024, 2_048, 2_048, 2_048, 2_048, 4_096, 4_096, 4_096, 4_096]);
+        assert_eq!(look(&mut memory, &[1, 2], 8).boundary.depth, 2_048, "the last, though it is hot");
+        assert_eq!(look(&mut memory, &[1, 9], 8).boundary.key, Key(9));
+    }
+
+    #[test]
+    fn what_lies_behind_the_boundary_is_not_counted() {
+        let mut memory = Memory::new();
+        for _ in 0..4 {
+            look(&mut memory, &[1, 2], 8);
+        }
+        assert!(memory.table.get_mut(1).is_some_and(|entry| entry.count > 3.9));
+        assert!(memory.table.get_mut(2).is_none());
+    }
+
+    #[test]
+    fn a_hot_boundary_cools_at_half_of_the_limit() {
+        let mut memory = Memory::new();
+        others(&mut memory, 8_000);
+        while look(&mut memory, &[1, 2], 8).boundary.depth < 2_048 {}
+        let count = |memory: &mut Memory| memory.table.get_mut(1).map_or(0.0, |entry| entry.count);
+        assert!(count(&mut memory) > 32.8);
+        // exp(-0.6) leaves 0.55 of it, exp(-0.8) 0.45; the next request counts itself.
+        others(&mut memory, 600);
+        let still = look(&mut memory, &[1, 2], 8);
+        assert_eq!((still.boundary.depth, still.moved.len()), (2_048, 0), "{}", count(&mut memory));
+        others(&mut memory, 300);
+        let cooled = look(&mut memory, &[1, 2], 8);
+        assert_eq!((cooled.boundary.depth, cooled.moved[0].direction), (1_024, Direction::Cooled), "{}", count(&mut memory));
+        let again = look(&mut memory, &[1, 2], 8);
+        assert_eq!((again.boundary.depth, again.moved.len()), (1_024, 0));
+    }
+
+    #[test]
+    fn a_key_is_known_for_4000_requests() {
+        for (between, known) in [(0, true), (3_998, true), (3_999, false)] {
+            let mut memory = Memory::new();
+            let first = look(&mut memory, &[1], 8);
+            assert_eq!(first.known, None);
+            memory.remember(1, first.at, 7);
+            for _ in 0..between {
+                look(&mut memory, &[2], 8);
+            }
+            assert_eq!(look(&mut memory, &[1], 8).known, known.then_some(7), "{between} in between");
+            assert_eq!(look(&mut memory, &[1], 8).known, Some(if known { 7 } else { 0 }), "what is forgotten is forgotten for good");
+        }
+    }
+
+    #[test]
+    fn a_home_is_not_remembered_once_the_key_was_asked_for_again() {
+        let mut memory = Memory::new();
+        let first = look(&mut memory, &[1], 8);
+        let second = look(&mut memory, &[1], 8);
+        assert_eq!(second.known, Some(0));
+        memory.remember(1, first.at, 7);
+        assert_eq!(look(&mut memory, &[1], 8).known, Some(0));
+        memory.remember(99, 1, 7);
+        assert_eq!(look(&mut memory, &[99], 8).known, None, "what is not there is not made");
+    }
+
+    #[test]
+    fn reuse_is_the_share_of_known_keys_and_told_once_there_is_evidence() {
+        let mut memory = Memory::new();
+        for step in 0..START - 1 {
+            assert_eq!(look(&mut memory, &[step + 1], 8).reuse, None, "{step}");
+        }
+        assert_eq!(look(&mut memory, &[1 << 40], 8).reuse, Some(0.0));
+        for step in 0..2_000 {
+            look(&mut memory, &[if step % 4 == 0 { 1 << 40 } else { step << 20 | 1 }], 8);
+        }
+        let reuse = memory.reuse().expect("much was seen");
+        assert!((0.2..0.3).contains(&reuse), "{reuse}");
+        // The average is not drawn to where it began.
+        let mut other = Memory::new();
+        for _ in 0..11 {
+            look(&mut other, &[1], 8);
+        }
+        assert!(other.reuse().is_some_and(|reuse| reuse > 0.9));
+    }
+}

@@ -1,0 +1,99 @@
+//! What a strategy has made out of a prompt: the key that it goes by, and what was seen of that key before.
+//!
+//! Data alone: it is made in `memories.rs` and used in `prefix_aware.rs`.
+
+use crate::request::{Boundary, Key};
+
+/// What a request with a key is placed by.
+#[derive(Clone, Debug)]
+pub struct Sight {
+    /// The key.
+    pub key: Key,
+    /// Characters of the prompt that the key covers (bytes on the native surface), where traffic decided how many; `None` where the length is fixed.
+    pub depth: Option<u32>,
+    /// The boundaries that this request made hot, or found cooled.
+    pub moved: Vec<Moved>,
+    pub(super) seen: Seen,
+}
+
+impl From<Key> for Sight {
+    /// A key that goes where the ring says.
+    fn from(key: Key) -> Self {
+        Self { key, depth: None, moved: Vec::new(), seen: Seen::NotAsked }
+    }
+}
+
+/// What is known of a key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Seen {
+    /// Nobody keeps that.
+    NotAsked,
+    /// It was asked for, and this replica is its home, by its tag; 0: the ring's home.
+    Before(u32),
+    /// Nothing, at that time by the pool's clock; and how many keys are known of late, if that can be said.
+    Never { at: u32, reuse: Option<f64> },
+}
+
+/// A boundary that from this request on is passed over, or no longer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moved {
+    /// The boundary.
+    pub boundary: Boundary,
+    /// Whether it is passed over now.
+    pub direction: Direction,
+    /// How many of the recent requests begin with it, decayed.
+    pub count: f32,
+    /// Above this count it is too many for one replica.
+    pub limit: f32,
+    /// How many recent requests, decayed as well, both are relative to.
+    pub window: f32,
+    /// Members of the pool.
+    pub replicas: usize,
+}
+
+/// How a boundary moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::VariantArray)]
+pub enum Direction {
+    /// Too many requests share what lies before it: they are placed by more of their prompts now.
+    Hot,
+    /// Few enough share it again.
+    Cooled,
+}
+
+impl Direction {
+    /// All directions, for metrics.
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
+
+    /// The label in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Cooled => "cooled",
+        }
+    }
+}
+
+/// Where a key went that was seen for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::VariantArray)]
+pub enum FirstSight {
+    /// To its first choice.
+    FirstChoice,
+    /// To a further choice, which had nothing to do while requests waited at the first.
+    FurtherChoice,
+    /// To where the fewest wait: hardly anything repeats.
+    FewestWaiting,
+}
+
+impl FirstSight {
+    /// All of them, for metrics.
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
+
+    /// The label in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::FirstChoice => "first_choice",
+            Self::FurtherChoice => "further_choice",
+            Self::FewestWaiting => "fewest_waiting",
+        }
+    }
+}
