@@ -11,12 +11,13 @@ use super::strategy::{Strategy, names};
 use super::workload::{Files, Traffic, Workload};
 use crate::routing;
 
-const ALL: [&str; 11] = [
+const ALL: [&str; 12] = [
     "random",
     "round_robin",
     "least_outstanding",
     "prefix_aware",
     "prefix_aware:4096/64",
+    "prefix_aware:alone",
     "oracle",
     "oracle:2",
     "bounded_load",

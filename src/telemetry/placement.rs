@@ -139,7 +139,7 @@ mod tests {
     use crate::fleet::{Fleet, Outcome, ReplicaSpec, health};
     use crate::request::{Boundary, Key, Placement as Placed};
     use crate::routing::{self, Aim, Candidates};
-    use crate::units::{OrAuto, Weight};
+    use crate::units::{ConcurrencyThreshold, OrAuto, Weight};
     use rand::SeedableRng;
     use rand::rngs::SmallRng;
 
@@ -185,7 +185,8 @@ mod tests {
         let specs = picture.replicas()[..2].iter().map(|replica| replica.spec().clone()).collect();
         fleet.adopt(Arc::new(fleet.membership().next(specs, true)));
         assert_eq!(shown(&fleet.snapshot()), all(&[16, 16]));
-        metrics.show_chooser(&Arc::new(Chooser::new(&routing::Settings::default())));
+        let fixed = OrAuto::Fixed(ConcurrencyThreshold::clamped(64));
+        metrics.show_chooser(&Arc::new(Chooser::new(&routing::Settings { concurrency_threshold: fixed, ..routing::Settings::default() })));
         assert_eq!(shown(&fleet.snapshot()), all(&[64, 64]));
         let random = routing::Settings { strategy: routing::StrategyName::Random, ..routing::Settings::default() };
         metrics.show_chooser(&Arc::new(Chooser::new(&random)));

@@ -122,8 +122,8 @@ fn what_is_forgotten_is_seen_first_again() {
 
 #[test]
 fn a_fixed_length_has_no_first_sight_and_no_memory() {
-    let ((mut scene, key, order), chooser) =
-        (fresh(3), Chooser::new(&Settings { prefix_length: Settings::default().prefix_length, ..auto() }));
+    let fixed = OrAuto::Fixed(PrefixLength::clamped(4_096));
+    let ((mut scene, key, order), chooser) = (fresh(3), Chooser::new(&Settings { prefix_length: fixed, ..auto() }));
     scene.others(&chooser, 600);
     scene.add(order[0], 0, 9);
     for _ in 0..20 {
