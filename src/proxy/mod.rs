@@ -234,7 +234,7 @@ impl Proxy {
 
         let bytes = body.read(&rules.settings, &self.buffers).await?;
         record.body_bytes = bytes.len();
-        let mut ask = if head.method == Method::POST { Ask::read(surface, &bytes, identifier, &rules.key) } else { Ask::default() };
+        let mut ask = if head.method == Method::POST { self.read(rules, surface, &bytes, identifier) } else { Ask::default() };
         ask.priority = priority.unwrap_or(ask.priority);
         if ask.too_deep {
             self.parties.metrics.hit(Limit::MaxJsonDepth);
@@ -247,6 +247,14 @@ impl Proxy {
         Ok(match Forward::new(self, rules, &outgoing, &ask, surface, patience).run(record).await? {
             Forwarded::Answer(answer, slot) => Reply::Begun(answer, slot),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
+        })
+    }
+
+    /// What a body asks. Its prompt is read only as far as the strategy wants to know it.
+    fn read(&self, rules: &Rules, surface: Surface, body: &[u8], identifier: Option<&str>) -> Ask {
+        let view = self.parties.fleet.view();
+        Ask::read_until(surface, body, identifier, &rules.key, |model, boundary| {
+            view.pool(model).is_none_or(|pool| rules.chooser.is_enough(boundary, pool))
         })
     }
 

@@ -35,7 +35,7 @@ enum Part {
 }
 
 /// Hashes the parts of one request, and keeps the keys at the boundaries of its prompt.
-pub(super) struct KeyHasher {
+pub(super) struct KeyHasher<'e> {
     hash: Xxh3,
     /// Characters up to where something is to be done. 0 where the prefix is complete.
     room: usize,
@@ -50,11 +50,18 @@ pub(super) struct KeyHasher {
     /// The key at the end of the text so far, if it had to be kept before the border of a message or an empty text was hashed, which may be
     /// all that follows.
     end: Option<Key>,
+    /// Whether the prompt has to be read no further than to a boundary.
+    enough: &'e mut dyn FnMut(&Boundary) -> bool,
 }
 
-impl KeyHasher {
-    /// A key of `family` with at most `prefix_length` characters of prompt.
-    pub(super) fn new(family: Family, prefix_length: OrAuto<PrefixLength>, seed: u64) -> Self {
+impl<'e> KeyHasher<'e> {
+    /// A key of `family` with at most `prefix_length` characters of prompt; where that is worked out, up to the first boundary that is `enough`.
+    pub(super) fn new(
+        family: Family,
+        prefix_length: OrAuto<PrefixLength>,
+        seed: u64,
+        enough: &'e mut dyn FnMut(&Boundary) -> bool,
+    ) -> Self {
         let (room, course) = match prefix_length {
             OrAuto::Fixed(length) => (length.get() as usize, None),
             OrAuto::Auto => {
@@ -62,8 +69,16 @@ impl KeyHasher {
                 (course.room(0), Some(course))
             }
         };
-        let mut hasher =
-            Self { hash: Xxh3::with_seed(seed), room, depth: 0, has_prompt: false, course, boundaries: Boundaries::new(), end: None };
+        let mut hasher = Self {
+            hash: Xxh3::with_seed(seed),
+            room,
+            depth: 0,
+            has_prompt: false,
+            course,
+            boundaries: Boundaries::new(),
+            end: None,
+            enough,
+        };
         let family: u8 = match family {
             Family::Chat => 1,
             Family::Completion => 2,
@@ -235,7 +250,11 @@ impl KeyHasher {
     /// Adds a boundary here, unless it is there already or nothing is before it.
     fn boundary(&mut self, key: Key) {
         if self.has_prompt && self.boundaries.last().is_none_or(|last| last.key != key) {
-            self.boundaries.push(Boundary { depth: self.depth, key });
+            let boundary = Boundary { depth: self.depth, key };
+            self.boundaries.push(boundary);
+            if self.course.is_some() && (self.enough)(&boundary) {
+                (self.course, self.room) = (None, 0);
+            }
         }
     }
 

@@ -95,20 +95,35 @@ impl Ask {
     ///
     /// There is no wrong body: what cannot be read as the surface's JSON is placed by its raw bytes, and the engine judges it.
     pub fn read(surface: Surface, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Self {
+        Self::read_until(surface, body, identifier, settings, |_, _| false)
+    }
+
+    /// The same; where the length of the prefix is worked out, the prompt is read no further than to the first boundary that is `enough` for a request
+    /// that names that model. So what need not be known of a long prompt costs nothing.
+    pub fn read_until(
+        surface: Surface,
+        body: &[u8],
+        identifier: Option<&str>,
+        settings: &Settings,
+        mut enough: impl FnMut(Option<&str>, &Boundary) -> bool,
+    ) -> Self {
         let long = LongStrings::default();
         let understood = simdutf8::basic::from_utf8(body).ok().and_then(|text| Fields::parse(text, &long).ok());
         let family = surface.family().map(|family| if understood.is_some() { family } else { Family::Native });
         let fields = understood.unwrap_or_default();
         let too_deep = fields.depth > settings.max_json_depth && family.is_some_and(|family| family != Family::Native);
+        let mut enough = |boundary: &Boundary| enough(fields.model.as_deref(), boundary);
         let placement = match family {
             None => Placement::ByLoad,
-            Some(family) if family == Family::Native || too_deep => Placement::ByKey(native(&fields, body, identifier, settings)),
+            Some(family) if family == Family::Native || too_deep => {
+                Placement::ByKey(native(&fields, body, identifier, settings, &mut enough))
+            }
             Some(family) => {
-                let mut key = KeyHasher::new(family, settings.prefix_length, settings.hash_seed);
+                let mut key = KeyHasher::new(family, settings.prefix_length, settings.hash_seed, &mut enough);
                 scope(&mut key, &fields, identifier);
                 Placement::ByKey(match fields.hash_prompt(surface, settings.includes, &mut key) {
                     Ok(()) => key.finish(),
-                    Err(Malformed) => native(&fields, body, identifier, settings),
+                    Err(Malformed) => native(&fields, body, identifier, settings, &mut enough),
                 })
             }
         };
@@ -124,14 +139,20 @@ impl Ask {
 }
 
 /// The key of a body that counts as it stands, byte by byte.
-fn native(fields: &Fields<'_>, body: &[u8], identifier: Option<&str>, settings: &Settings) -> Boundaries {
-    let mut key = KeyHasher::new(Family::Native, settings.prefix_length, settings.hash_seed);
+fn native(
+    fields: &Fields<'_>,
+    body: &[u8],
+    identifier: Option<&str>,
+    settings: &Settings,
+    enough: &mut dyn FnMut(&Boundary) -> bool,
+) -> Boundaries {
+    let mut key = KeyHasher::new(Family::Native, settings.prefix_length, settings.hash_seed, enough);
     scope(&mut key, fields, identifier);
     key.bytes(body);
     key.finish()
 }
 
-fn scope(key: &mut KeyHasher, fields: &Fields<'_>, identifier: Option<&str>) {
+fn scope(key: &mut KeyHasher<'_>, fields: &Fields<'_>, identifier: Option<&str>) {
     let identifier = identifier.or(fields.prompt_cache_key.as_deref());
     key.scope(fields.model.as_deref(), identifier, fields.cache_salt.as_deref());
 }

@@ -59,7 +59,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Hashes the prompt of a body of `surface`, which has a text view.
-    pub(super) fn hash_prompt(&self, surface: Surface, includes: Includes, key: &mut KeyHasher) -> Result<(), Malformed> {
+    pub(super) fn hash_prompt(&self, surface: Surface, includes: Includes, key: &mut KeyHasher<'_>) -> Result<(), Malformed> {
         // Engines render tools before everything else.
         if let (true, Some(tools)) = (includes.tools, present(self.tools)) {
             key.value(tools)?;
@@ -97,12 +97,12 @@ fn whole_number(value: Value<'_>) -> Option<i64> {
 }
 
 /// A prompt on its way into the key.
-struct Walk<'k> {
-    key: &'k mut KeyHasher,
+struct Walk<'k, 'e> {
+    key: &'k mut KeyHasher<'e>,
     includes: Includes,
 }
 
-impl Walk<'_> {
+impl Walk<'_, '_> {
     /// A list of messages: for each the role, then its text.
     fn messages(&mut self, messages: Option<Value<'_>>) -> Result<(), Malformed> {
         self.each(messages, |walk, message| {

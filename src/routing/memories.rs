@@ -54,6 +54,13 @@ impl Memories {
         Some(Sight { key: boundary.key, depth: Some(boundary.depth), moved, seen })
     }
 
+    /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.
+    pub(super) fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
+        let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(kept) = pools.get(pool.name()) else { return true };
+        kept.memory.lock().unwrap_or_else(PoisonError::into_inner).is_enough(boundary, pool.members().len())
+    }
+
     /// Keeps in mind where a key went that was first seen `at` that time.
     pub(super) fn remember(&self, pool: &PoolName, key: u64, at: u32, home: u32) {
         let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);

@@ -73,12 +73,9 @@ impl Memory {
     /// those before it are counted, those behind it are not. `None` where there is no boundary.
     pub(super) fn look(&mut self, boundaries: &[Boundary], members: usize) -> Option<Look> {
         let last = boundaries.len().checked_sub(1)?;
-        self.requests += 1;
-        let now = self.requests as u32;
-        self.weight = self.weight * ONE_STEP + 1.0;
-        let window = self.weight + PRIOR;
-        // Rounded up, so that one replica more or less mostly moves no boundary.
-        let limit = (HOT_SHARE * window / members.max(1).next_power_of_two() as f64).max(LEAST_LIMIT);
+        let Step { requests, weight, window, limit } = self.next(members);
+        (self.requests, self.weight) = (requests, weight);
+        let now = requests as u32;
         let (mut moved, mut is_crowded) = (Vec::new(), false);
         for (index, &boundary) in boundaries.iter().enumerate() {
             let (entry, displaced) = self.table.entry(boundary.key.0, now);
@@ -106,6 +103,21 @@ impl Memory {
             return Some(Look { boundary, known, reuse: self.reuse_so_far(), at: now, moved, is_crowded });
         }
         None
+    }
+
+    /// Whether [`Self::look`] would go no further than to `boundary`: it is not hot, and this request does not make it so.
+    pub(super) fn is_enough(&mut self, boundary: &Boundary, members: usize) -> bool {
+        let Step { requests, limit, .. } = self.next(members);
+        self.table.get_mut(boundary.key.0).is_none_or(|entry| !touched(entry, requests as u32, limit as f32).1)
+    }
+
+    /// What the clock and the limit are for the next request.
+    fn next(&self, members: usize) -> Step {
+        let weight = self.weight * ONE_STEP + 1.0;
+        let window = weight + PRIOR;
+        // Rounded up, so that one replica more or less mostly moves no boundary.
+        let limit = (HOT_SHARE * window / members.max(1).next_power_of_two() as f64).max(LEAST_LIMIT);
+        Step { requests: self.requests + 1, weight, window, limit }
     }
 
     /// Keeps in mind that a key which was first seen `at` that time has its home there. Where it was asked for since, that request went to the ring's
@@ -147,12 +159,25 @@ impl Memory {
     }
 }
 
+/// One request's place in the count.
+struct Step {
+    requests: u64,
+    weight: f64,
+    window: f64,
+    limit: f64,
+}
+
+/// The count of `entry`'s key with one request more, and whether it is hot with that.
+fn touched(entry: &Entry, now: u32, limit: f32) -> (f32, bool) {
+    let count = entry.count * decay(now.wrapping_sub(entry.touched)) + 1.0;
+    (count, count > if entry.is_hot { limit / HYSTERESIS as f32 } else { limit })
+}
+
 /// Counts a request for `entry`'s key. Whether that made it hot, or cooled it.
 fn touch(entry: &mut Entry, now: u32, limit: f32) -> Option<Direction> {
-    entry.count = entry.count * decay(now.wrapping_sub(entry.touched)) + 1.0;
-    entry.touched = now;
     let was_hot = entry.is_hot;
-    entry.is_hot = entry.count > if was_hot { limit / HYSTERESIS as f32 } else { limit };
+    (entry.count, entry.is_hot) = touched(entry, now, limit);
+    entry.touched = now;
     match (was_hot, entry.is_hot) {
         (false, true) => Some(Direction::Hot),
         (true, false) => Some(Direction::Cooled),
@@ -200,6 +225,8 @@ const fn power(base: f64, exponent: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::request::Key;
 
@@ -220,6 +247,20 @@ mod tests {
         for _ in 0..count {
             let key = memory.requests.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63;
             look(memory, &[key], 8);
+        }
+    }
+
+    proptest! {
+        /// Whoever reads a prompt only as far as it is asked for gets what a whole one would get.
+        #[test]
+        fn what_lies_beyond_enough_changes_nothing(stream in prop::collection::vec((0_u64..4, 0_u64..8, 1_usize..5), 1..1_500), members in 1_usize..40) {
+            let (mut whole, mut part) = (Memory::new(), Memory::new());
+            for (tree, branch, depth) in stream {
+                let keys: Vec<u64> = (0..depth as u64).map(|level| 1 + tree + 10 * level * (1 + branch * u64::from(level > 1))).collect();
+                let all = boundaries(&keys);
+                let end = all.iter().position(|boundary| part.is_enough(boundary, members)).map_or(all.len(), |last| last + 1);
+                prop_assert_eq!(part.look(&all[..end], members), whole.look(&all, members));
+            }
         }
     }
 

@@ -27,7 +27,7 @@ pub use sight::{Direction, FirstSight, Moved, Sight};
 
 use crate::fleet::Pool;
 use crate::fleet::{Lease, Trial};
-use crate::request::{Boundaries, Placement};
+use crate::request::{Boundaries, Boundary, Placement};
 use crate::units::{ConcurrencyThreshold, OrAuto, PrefixLength};
 use least_outstanding::LeastOutstanding;
 use prefix_aware::PrefixAware;
@@ -177,6 +177,12 @@ pub trait Strategy: Send + Sync {
         boundaries.last().map_or(Aim::NoKey, |last| Aim::ByKey(last.key.into()))
     }
 
+    /// Whether a prompt need not be known beyond `boundary`: the aim would be the same. It is not counted.
+    fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
+        let _ = (boundary, pool);
+        true
+    }
+
     /// Picks a candidate; `None` only where there are no candidates.
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice>;
 
@@ -211,6 +217,11 @@ impl Chooser {
             Placement::ByKey(boundaries) if boundaries.is_empty() => Aim::NoKey,
             Placement::ByKey(boundaries) => self.strategy.aim(boundaries, pool),
         }
+    }
+
+    /// Whether a prompt need not be known beyond `boundary` to be placed in `pool`: [`Self::aim`] would come to the same. It changes nothing.
+    pub fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
+        self.strategy.is_enough(boundary, pool)
     }
 
     /// What there is to be seen of the strategy's work for `pool`. It costs time in proportion to the pool.

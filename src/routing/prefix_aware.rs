@@ -18,7 +18,7 @@ use super::memories::Memories;
 use super::sight::{Seen, Sight};
 use super::{Aim, Candidates, Choice, FirstSight, Insight, Overflow, Reason, Settings, Strategy};
 use crate::fleet::{Pool, Replica, tag};
-use crate::request::{Boundaries, Key};
+use crate::request::{Boundaries, Boundary, Key};
 use crate::units::OrAuto;
 
 /// Replicas that a hot key's requests stay on under `next_choices`: more would spread its prefix over the fleet, and push out what others have there.
@@ -130,6 +130,10 @@ impl Strategy for PrefixAware {
             None => boundaries.last().map(|last| last.key.into()),
         };
         sight.map_or(Aim::NoKey, Aim::ByKey)
+    }
+
+    fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
+        self.memories.as_ref().is_none_or(|memories| memories.is_enough(boundary, pool))
     }
 
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
