@@ -1,6 +1,7 @@
 """Instructions that a request costs the release binary, counted by callgrind: they are the same on a busy machine as on an idle one."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -14,18 +15,22 @@ import time
 import urllib.request
 
 # Requests of a round, and rounds. The least counts: a busy machine makes more pieces of a body and more wake-ups, and never fewer.
-REQUESTS, ROUNDS = 150, 6
+REQUESTS, ROUNDS = 183, 5
 # Before them: connections are made, pools and buffers have their size.
-WARM_UP = 30
+WARM_UP = 600
 EVENTS = 16
 # Starting is a hundred times slower than without callgrind, and 1,000 replicas are checked first.
 PATIENCE = 180
 
-# name -> size of the body, whether the answer is a stream, replicas
+# As many prompts come in turn.
+PROMPTS = 61
+
+# name -> size of the body, whether the answer is a stream, replicas, prompts. One prompt that is all of the traffic is read as far as prompts are ever read.
 CASES = {
-    "1k": (1 << 10, False, 1), "32k": (32 << 10, False, 1), "256k": (256 << 10, False, 1),
-    "1k-stream": (1 << 10, True, 1), "32k-stream": (32 << 10, True, 1),
-    "1k-of-64": (1 << 10, False, 64), "1k-of-256": (1 << 10, False, 256), "1k-of-1000": (1 << 10, False, 1_000),
+    "1k": (1 << 10, False, 1, PROMPTS), "32k": (32 << 10, False, 1, PROMPTS), "256k": (256 << 10, False, 1, PROMPTS),
+    "1k-stream": (1 << 10, True, 1, PROMPTS), "32k-stream": (32 << 10, True, 1, PROMPTS),
+    "32k-one-prompt": (32 << 10, False, 1, 1), "256k-one-prompt": (256 << 10, False, 1, 1),
+    "1k-of-64": (1 << 10, False, 64, PROMPTS), "1k-of-256": (1 << 10, False, 256, PROMPTS), "1k-of-1000": (1 << 10, False, 1_000, PROMPTS),
 }  # fmt: skip
 
 JSON = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"Hello"}}]}'
@@ -146,10 +151,15 @@ class Counted:
 
 def measure(binary, case):
     """Instructions per request."""
-    size, stream, count = CASES[case]
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "word " * (size // 5)}], "stream": stream}).encode()
+    size, stream, count, prompts = CASES[case]
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\naccept: */*\r\nuser-agent: bench\r\n"
-    request = b"%sauthorization: Bearer key\r\ncontent-length: %d\r\n\r\n%s" % (head, len(body), body)
+
+    def request(prompt):
+        message = {"role": "user", "content": f"prompt {prompt:02} " + "word " * (size // 5 - 2)}
+        body = json.dumps({"model": "m", "messages": [message], "stream": stream}).encode()
+        return b"%sauthorization: Bearer key\r\ncontent-length: %d\r\n\r\n%s" % (head, len(body), body)
+
+    requests = itertools.cycle([request(prompt) for prompt in range(prompts)])
     replicas = Replicas(count)
     with tempfile.TemporaryDirectory(prefix="instructions-") as folder:
         router = Counted(binary, replicas, pathlib.Path(folder))
@@ -159,7 +169,7 @@ def measure(binary, case):
 
                 def ask(times):
                     for _ in range(times):
-                        connection.sendall(request)
+                        connection.sendall(next(requests))
                         answer = message(answers, replicas.arrived.release)
                         assert answer and answer.startswith(b"HTTP/1.1 200 "), answer
                     return router.count()
