@@ -17,30 +17,34 @@ def main():
     p.add_argument("--replica", action="append", required=True, metavar="NAME=URL")
     p.add_argument("--model", required=True)
     p.add_argument("--strategy", required=True)
-    p.add_argument("--results", required=True, help="file of JSON lines, one per strategy; gets one more")
-    for name, default in (("prefixes", 12), ("uses", 8), ("clients", 4), ("seed", 1)):
+    p.add_argument("--results", required=True, help="file of JSON lines, one per strategy and workload; gets two more")
+    for name, default in (("prefixes", 12), ("uses", 8), ("conversations", 12), ("turns", 6), ("clients", 4), ("seed", 1)):
         p.add_argument(f"--{name}", type=int, default=default)
     a = p.parse_args()
     fleet = Fleet(a.router, a.admin, dict(r.split("=", 1) for r in a.replica), a.model)
 
-    def measure(_):
-        result = workload.run(fleet, a.strategy, a.prefixes, a.uses, a.clients, a.seed) | engine_facts(fleet)
+    workloads = {"documents": workload.documents(a.seed, a.prefixes, a.uses), "chat": workload.chat(a.seed, a.conversations, a.turns)}
+
+    def measure(name):
+        result = workload.run(fleet, a.strategy, name, workloads[name], a.clients) | engine_facts(fleet)
         with open(a.results, "a") as out:
             print(json.dumps(result), file=out)
         assert result["client_aborts"] == 0, f"no client left early, yet: {figures(result)}"
         return figures(result)
 
-    def more_reuse_than_random(_):
+    def more_reuse_than_random(name):
         with open(a.results) as lines:
-            rate = {r["strategy"]: r["token_hit_rate"] for r in map(json.loads, lines)}
+            rate = {r["strategy"]: r["token_hit_rate"] for r in map(json.loads, lines) if r["workload"] == name}
         if "random" not in rate:
             raise checks.Skip("random has not been measured before")
-        assert rate["prefix_aware"] > rate["random"], rate
+        assert rate[a.strategy] > rate["random"], rate
         return rate
 
-    todo = [*checks.of_fleet(a.strategy), ("workload", measure), ("at_rest_after_workload", checks.check_at_rest)]
-    if a.strategy == "prefix_aware":
-        todo.append(("more_reuse_than_random", more_reuse_than_random))
+    todo = checks.of_fleet(a.strategy)
+    todo += [(name, lambda _, name=name: measure(name)) for name in workloads]
+    todo.append(("at_rest_after_workloads", checks.check_at_rest))
+    if a.strategy.startswith("prefix_aware"):
+        todo += [(f"more_reuse_than_random_{name}", lambda _, name=name: more_reuse_than_random(name)) for name in workloads]
     counts = collections.Counter(attempt(f"{a.strategy}: {name}", check, fleet) for name, check in todo)
     print(f"{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped", flush=True)
     sys.exit(counts["FAIL"] > 0)

@@ -1,4 +1,4 @@
-"""The workload: long prefixes, each shared by several requests, in a shuffled order that is the same for every strategy."""
+"""The workloads, which are the same for every strategy: long prefixes, each shared by several requests, in a shuffled order; conversations of several turns."""
 
 import collections
 import concurrent.futures
@@ -10,23 +10,37 @@ from fleet import words
 
 MAX_TOKENS = 8
 PREFIX_WORDS = 2000
+# Words of a conversation's first message, and of each further one.
+OPENING_WORDS, TURN_WORDS = 600, 150
 
 
-def run(f, strategy, prefixes, uses, clients, seed):
+def documents(seed, prefixes, uses):
+    """Sessions of one request each: a system prompt and what the user says."""
     order = [(prefix, use) for prefix in range(prefixes) for use in range(uses)]
     random.Random(seed).shuffle(order)
     heads = [words(f"{seed} prefix {n}", PREFIX_WORDS) for n in range(prefixes)]
+    return [(heads[prefix], [words(f"{seed} tail {prefix} {use}", 12)]) for prefix, use in order]
 
-    def request(item):
-        prefix, use = item
+
+def chat(seed, conversations, turns):
+    """Sessions of several turns, each of which begins with all turns before it and their answers."""
+
+    def turn(conversation, number):
+        return words(f"{seed} conversation {conversation} {number}", TURN_WORDS if number else OPENING_WORDS)
+
+    return [("Answer briefly.", [turn(conversation, number) for number in range(turns)]) for conversation in range(conversations)]
+
+
+def run(f, strategy, name, sessions, clients):
+    """Every session, `clients` at one time; of each the turns one after the other."""
+
+    def request(messages):
         start = time.monotonic()
         first = usage = None
+        text = ""
         raw = f.openai.chat.completions.with_raw_response.create(
             model=f.model,
-            messages=[
-                {"role": "system", "content": heads[prefix]},
-                {"role": "user", "content": words(f"{seed} tail {prefix} {use}", 12)},
-            ],
+            messages=messages,
             max_tokens=MAX_TOKENS,
             temperature=0,
             stream=True,
@@ -36,9 +50,20 @@ def run(f, strategy, prefixes, uses, clients, seed):
         for chunk in raw.parse():
             first = first or time.monotonic()
             usage = chunk.usage or usage
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
         end = time.monotonic()
         assert usage.completion_tokens == MAX_TOKENS, usage
-        return f.chosen(raw), first - start, end - start, usage.prompt_tokens
+        return text, (f.chosen(raw), first - start, end - start, usage.prompt_tokens)
+
+    def session(item):
+        system, turns = item
+        messages, done = [{"role": "system", "content": system}], []
+        for turn in turns:
+            messages.append({"role": "user", "content": turn})
+            answer, figures = request(messages)
+            messages.append({"role": "assistant", "content": answer})
+            done.append(figures)
+        return done
 
     warm_up(f)
     f.reset_caches()
@@ -46,7 +71,7 @@ def run(f, strategy, prefixes, uses, clients, seed):
     choices, aborts = f.choices(), f.client_aborts()
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:  # a client takes the next request when its last one ended
-        done = list(pool.map(request, order))
+        done = [request for requests in pool.map(session, sessions) for request in requests]
     seconds = time.monotonic() - start
     time.sleep(1)  # an engine counts a moment after it has answered
     queries = sum(f.engine("vllm:prefix_cache_queries_total").values()) - sum(queries.values())
@@ -60,13 +85,14 @@ def run(f, strategy, prefixes, uses, clients, seed):
     assert counted == share, f"the router counts {dict(counted)}, its headers say {dict(share)}"
     tokens = [n for *_, n in done]
     assert queries == sum(tokens), f"the engines were asked for {queries} tokens, the prompts have {sum(tokens)}"
-    assert hits <= queries - prefixes * PREFIX_WORDS, "the caches were not empty at the start"
+    new = sum(len(text.split()) for text in {system for system, _ in sessions} | {turn for _, turns in sessions for turn in turns})
+    assert hits <= queries - new, "the caches were not empty at the start"
     return {
         "strategy": strategy,
+        "workload": name,
         "requests": len(done),
-        "prefixes": prefixes,
+        "sessions": len(sessions),
         "clients": clients,
-        "seed": seed,
         "prompt_tokens_mean": round(sum(tokens) / len(tokens)),
         "seconds": round(seconds, 2),
         "requests_per_second": round(len(done) / seconds, 2),
