@@ -40,15 +40,15 @@ impl Memories {
     pub(super) fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
         let now = self.requests.fetch_add(1, Ordering::Relaxed);
         let look = |memory: &mut Memory| memory.look(boundaries, pool.members().len());
-        let Look { boundary, known, reuse, at, moved, is_crowded } = match self.with(pool.name(), now, look) {
+        let Look { boundary, known, reuse, at, moved, crowded } = match self.with(pool.name(), now, look) {
             Some(look) => look,
             None => {
                 self.begin(pool.name(), now);
                 self.with(pool.name(), now, look).flatten()
             }
         }?;
-        if is_crowded {
-            self.grow(pool.name(), now);
+        if let Some(capacity) = crowded {
+            self.grow(pool.name(), capacity, now);
         }
         let seen = known.map_or(Seen::Never { at, reuse }, Seen::Before);
         Some(Sight { key: boundary.key, depth: Some(boundary.depth), moved, seen })
@@ -93,16 +93,19 @@ impl Memories {
     }
 
     /// Gives a pool twice the room, where that is within the bound; else what others no longer need.
-    fn grow(&self, pool: &PoolName, now: u64) {
+    fn grow(&self, pool: &PoolName, capacity: usize, now: u64) {
         let mut pools = self.pools.write().unwrap_or_else(PoisonError::into_inner);
         let entries = |pools: &mut HashMap<PoolName, Kept>| pools.values_mut().map(|kept| kept.memory().capacity()).sum::<usize>();
         let Some(own) = pools.get_mut(pool).map(|kept| kept.memory().capacity()) else { return };
+        if own != capacity {
+            // Somebody else was faster.
+            return;
+        }
         let mut fits = entries(&mut pools) + own <= MOST_ENTRIES;
         if !fits {
             pools.retain(|name, kept| name == pool || now.saturating_sub(kept.asked.load(Ordering::Relaxed)) < IDLE);
             fits = entries(&mut pools) + own <= MOST_ENTRIES;
         }
-        // Somebody else may have been faster, and have made it larger than was asked for.
         let is_largest = own >= table::MOST_ENTRIES;
         if let Some(kept) = pools.get_mut(pool) {
             if fits && !is_largest { kept.memory().grow() } else { kept.memory().stay() }

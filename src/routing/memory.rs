@@ -60,8 +60,8 @@ pub(super) struct Look {
     pub(super) at: u32,
     /// The boundaries that became hot or cooled.
     pub(super) moved: Vec<Moved>,
-    /// Whether something had to be forgotten that still counted, and a larger table would have kept it.
-    pub(super) is_crowded: bool,
+    /// How many entries there is room for, where something had to be forgotten that still counted, and a larger table would have kept it.
+    pub(super) crowded: Option<usize>,
 }
 
 impl Memory {
@@ -73,7 +73,7 @@ impl Memory {
     /// those before it are counted, those behind it are not. `None` where there is no boundary.
     pub(super) fn look(&mut self, boundaries: &[Boundary], members: usize) -> Option<Look> {
         let last = boundaries.len().checked_sub(1)?;
-        let Step { requests, weight, window, limit } = self.next(members);
+        let Step { requests, weight, limit } = self.next(members);
         (self.requests, self.weight) = (requests, weight);
         let now = requests as u32;
         let (mut moved, mut is_crowded) = (Vec::new(), false);
@@ -81,13 +81,16 @@ impl Memory {
             let (entry, displaced) = self.table.entry(boundary.key.0, now);
             is_crowded |= displaced.is_some_and(|age| age < KNOWN_FOR);
             let is_known = entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR;
-            if let Some(direction) = touch(entry, now, limit as f32) {
+            // One replica gets everything, whatever is hot.
+            if let Some(direction) = touch(entry, now, limit as f32)
+                && members > 1
+            {
                 moved.push(Moved {
                     boundary,
                     direction,
                     count: entry.count,
                     limit: limit as f32,
-                    window: window as f32,
+                    window: self.weight as f32,
                     replicas: members,
                 });
             }
@@ -99,8 +102,9 @@ impl Memory {
             }
             let known = is_known.then_some(entry.home);
             self.note(is_known);
-            let is_crowded = is_crowded && self.table.capacity() < MOST_ENTRIES && self.requests >= self.grows_from;
-            return Some(Look { boundary, known, reuse: self.reuse_so_far(), at: now, moved, is_crowded });
+            let capacity = self.table.capacity();
+            let crowded = (is_crowded && capacity < MOST_ENTRIES && self.requests >= self.grows_from).then_some(capacity);
+            return Some(Look { boundary, known, reuse: self.reuse_so_far(), at: now, moved, crowded });
         }
         None
     }
@@ -114,10 +118,9 @@ impl Memory {
     /// What the clock and the limit are for the next request.
     fn next(&self, members: usize) -> Step {
         let weight = self.weight * ONE_STEP + 1.0;
-        let window = weight + PRIOR;
         // Rounded up, so that one replica more or less mostly moves no boundary.
-        let limit = (HOT_SHARE * window / members.max(1).next_power_of_two() as f64).max(LEAST_LIMIT);
-        Step { requests: self.requests + 1, weight, window, limit }
+        let limit = (HOT_SHARE * (weight + PRIOR) / members.max(1).next_power_of_two() as f64).max(LEAST_LIMIT);
+        Step { requests: self.requests + 1, weight, limit }
     }
 
     /// Keeps in mind that a key which was first seen `at` that time has its home there. Where it was asked for since, that request went to the ring's
@@ -163,7 +166,6 @@ impl Memory {
 struct Step {
     requests: u64,
     weight: f64,
-    window: f64,
     limit: f64,
 }
 
@@ -236,7 +238,7 @@ mod tests {
 
     fn look(memory: &mut Memory, keys: &[u64], members: usize) -> Look {
         let look = memory.look(&boundaries(keys), members).expect("there is a boundary");
-        if look.is_crowded {
+        if look.crowded.is_some() {
             memory.grow();
         }
         look
@@ -288,7 +290,7 @@ mod tests {
     fn the_limit_is_a_quarter_of_a_replicas_share_and_at_least_four() {
         // (members, requests before, times that a key is asked for until it is hot): 0.25 · 1,050 / 8 = 32.8; 0.25 · 60 / 8 < 4.
         for (members, before, expected) in
-            [(8, 8_000, 34), (7, 8_000, 34), (5, 8_000, 34), (9, 8_000, 17), (64, 8_000, 5), (8, 10, 5), (1, 150, 63)]
+            [(8, 8_000, 34), (7, 8_000, 34), (5, 8_000, 34), (9, 8_000, 17), (64, 8_000, 5), (8, 10, 5), (2, 150, 27)]
         {
             let mut memory = Memory::new();
             for step in 0..before {

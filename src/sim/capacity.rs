@@ -14,12 +14,15 @@ pub const OBJECTIVE: Duration = Duration::from_secs(2);
 const FIRST: [f64; 2] = [2.0 / 7.0, 4.0 / 7.0];
 /// From one to the next.
 const STEP: f64 = 1.6;
+/// How often a rate that is too high to begin with is divided by that: a hundredth of it is as good as nothing.
+const DESCENTS: usize = 10;
 /// No fleet that is simulated takes more for each replica.
 const MOST: f64 = 100.0;
 /// Halvings, in the logarithm, once a rate is too high: 1.6 to the power of 1/32 is 1.5 %.
 const HALVINGS: usize = 5;
 
-/// The highest rate of requests in a second, to about 1.5 %, that `scenario` takes of `traffic`. Its own rate is of no meaning.
+/// The highest rate of requests in a second, to about 1.5 %, that `scenario` takes of `traffic`; 0 where there is none. Its own rate is of no
+/// meaning.
 pub fn capacity(scenario: &Scenario, traffic: &Traffic, epoch: Instant) -> f64 {
     let replicas = scenario.replicas as f64;
     let keeps = |rate: f64| {
@@ -27,6 +30,15 @@ pub fn capacity(scenario: &Scenario, traffic: &Traffic, epoch: Instant) -> f64 {
         !run.gave_up && Figures::of(&run).first_token_ms.p90 < OBJECTIVE.as_secs_f64() * 1e3
     };
     let [mut low, mut high] = FIRST.map(|rate| rate * replicas);
+    for _ in 0..DESCENTS {
+        if keeps(low) {
+            break;
+        }
+        (low, high) = (low / STEP, low);
+    }
+    if high <= FIRST[0] * replicas && !keeps(low) {
+        return 0.0;
+    }
     while high < MOST * replicas && keeps(high) {
         (low, high) = (high, high * STEP);
     }

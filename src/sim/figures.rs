@@ -72,7 +72,7 @@ impl Figures {
         let answers = ends.iter().filter(|&&at| at >= begin && at <= end).count();
         let (requests, seconds) = run.work.iter().fold((0, 0.0), |(requests, seconds), work| (requests + work.0, seconds + work.1));
         let shares: Vec<f64> = run.work.iter().map(|work| ratio(work.0 as f64, requests as f64)).collect();
-        let replicas = run.replicas as f64;
+        let replicas = run.work.len() as f64;
         let minute = |from: Duration| {
             let those: Vec<Sample> = run.samples.iter().filter(|sample| (from..from + AFTER).contains(&sample.start)).cloned().collect();
             Phase::new(&those)

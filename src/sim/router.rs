@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::chance::Chance;
 use super::rule::{Asked, Engine, Moment, Pick, Rule, Seen, View};
-use crate::fleet::{Fleet, Lease, Outcome, Replica, ReplicaSpec, Snapshot, health};
+use crate::fleet::{Fleet, Lease, Outcome, Replica, ReplicaSpec, Snapshot, Trial, health};
 use crate::request::{Boundaries, Placement};
 use crate::routing::{Aim, Candidates, Chooser, Reason};
 use crate::units::Weight;
@@ -26,6 +26,8 @@ pub(super) struct Router {
 pub(super) struct Chosen {
     /// Counts there until it is dropped.
     pub(super) lease: Lease,
+    /// Held until the first byte, where the request shows whether the replica is well again.
+    pub(super) trial: Option<Trial>,
     /// Who.
     pub(super) replica: usize,
     /// Not where the prompt belongs, since that one has too much to do.
@@ -42,11 +44,11 @@ pub(super) struct World<'a> {
 }
 
 impl Router {
-    /// A router over the replicas with the numbers below `replicas`, all up. Without a chooser it needs a rule.
-    pub(super) fn new(replicas: usize, chooser: Option<Chooser>, chance: Chance, now: Instant) -> Self {
-        let fleet = Fleet::new((0..replicas).map(spec).collect(), health::Settings::default(), 0);
+    /// A router over the replicas with the numbers below `replicas`, all up. Without a chooser it needs a rule. All routers of a run have one `hash_seed`.
+    pub(super) fn new(replicas: usize, hash_seed: u64, chooser: Option<Chooser>, chance: Chance, now: Instant) -> Self {
+        let fleet = Fleet::new((0..replicas).map(spec).collect(), health::Settings::default(), hash_seed);
         let snapshot = fleet.snapshot();
-        let mut router = Self { fleet, snapshot, replicas: Vec::new(), chance, chooser, seen: Vec::new() };
+        let mut router = Self { fleet, snapshot, replicas: Vec::new(), chance, chooser, seen: vec![Seen::default(); replicas] };
         router.take_stock();
         (0..replicas).for_each(|replica| router.observe(replica, Outcome::CheckPassed, now));
         router
@@ -57,6 +59,7 @@ impl Router {
         let known = self.replicas.len();
         self.fleet.adopt(Arc::new(self.fleet.membership().next(replicas.iter().copied().map(spec).collect(), true)));
         self.take_stock();
+        self.seen.resize(self.replicas.len().max(self.seen.len()), Seen::default());
         for &replica in replicas.iter().filter(|&&replica| replica >= known) {
             (0..health::Settings::default().rise).for_each(|_| self.observe(replica, Outcome::CheckPassed, now));
         }
@@ -93,7 +96,7 @@ impl Router {
         let Some(rule) = rule else {
             let choice = self.chooser.as_ref()?.choose(aim, &candidates, &mut self.chance)?;
             let replica = number(choice.lease.replica());
-            return Some(Chosen { lease: choice.lease, replica, overflow: choice.reason == Reason::Overflow });
+            return Some(Chosen { lease: choice.lease, trial: choice.trial, replica, overflow: choice.reason == Reason::Overflow });
         };
         let eligible: Vec<usize> = candidates.iter().map(|replica| number(replica)).collect();
         if eligible.is_empty() {
@@ -103,7 +106,7 @@ impl Router {
         let view = View { eligible: &eligible, pool, replicas: &self.replicas, seen: &self.seen, engines, routers, now };
         let Pick { replica, overflow } = rule.choose(asked, &view, &mut self.chance);
         let lease = self.replicas[replica].as_ref()?.lease();
-        Some(Chosen { lease, replica, overflow })
+        Some(Chosen { lease, trial: None, replica, overflow })
     }
 
     /// Takes note of the first byte of an answer.

@@ -15,7 +15,7 @@ use super::rule::{Asked, Engine, Moment, Rule, Seen};
 use super::scenario::{Run, Scenario};
 use super::strategy::How;
 use super::workload::{Starts, Traffic, arrivals};
-use crate::fleet::{Lease, Outcome};
+use crate::fleet::{Lease, Outcome, Trial};
 use crate::request::Boundaries;
 use crate::routing::{Aim, Chooser};
 
@@ -56,6 +56,7 @@ struct Flight {
     prompt_tokens: usize,
     /// While it is in flight.
     lease: Option<Lease>,
+    trial: Option<Trial>,
     aim: Aim,
     replica: usize,
     overflow: bool,
@@ -123,7 +124,7 @@ impl<'a> Simulation<'a> {
             routers: (0..routers)
                 .map(|number| {
                     let chance = Chance::new(scenario.seed, 1_000 + number as u64);
-                    Router::new(scenario.replicas, chooser.map(Chooser::new), chance, epoch)
+                    Router::new(scenario.replicas, scenario.seed, chooser.map(Chooser::new), chance, epoch)
                 })
                 .collect(),
             rules: (0..rules).filter_map(|_| peer.map(|peer| peer.rule(&scenario.engine))).collect(),
@@ -302,6 +303,7 @@ impl<'a> Simulation<'a> {
             arrived: self.now,
             prompt_tokens,
             lease: None,
+            trial: None,
             aim,
             replica: 0,
             overflow: false,
@@ -328,10 +330,10 @@ impl<'a> Simulation<'a> {
             let rule = self.rules.get_mut(flight.router % rules);
             let world = World { engines: &self.engines, routers: self.routers.len(), now: self.now, instant };
             let chosen = self.routers[flight.router].choose(&flight.aim, &asked, rule, &tried, &world);
-            let Some(Chosen { lease, replica, overflow }) = chosen else { return self.fail(id) };
+            let Some(Chosen { lease, trial, replica, overflow }) = chosen else { return self.fail(id) };
             if self.engines[replica].is_up {
                 let flight = &mut self.flights[id];
-                (flight.replica, flight.overflow, flight.lease) = (replica, overflow, Some(lease));
+                (flight.replica, flight.overflow, flight.lease, flight.trial) = (replica, overflow, Some(lease), trial);
                 return self.enqueue(id, replica);
             }
             // Nobody is there: the connection is refused at once.
@@ -354,6 +356,7 @@ impl<'a> Simulation<'a> {
         let engine = &mut self.engines[replica];
         engine.requests += 1;
         if engine.model.enqueue(request).is_err() {
+            self.over_for_the_rule(id, replica);
             return self.fail(id);
         }
         if engine.step_ends.is_none() {
@@ -384,7 +387,7 @@ impl<'a> Simulation<'a> {
     fn first_token(&mut self, id: usize, cached: usize) {
         let instant = self.instant();
         let flight = &mut self.flights[id];
-        (flight.first_token, flight.cached_tokens) = (Some(self.now), cached);
+        (flight.first_token, flight.cached_tokens, flight.trial) = (Some(self.now), cached, None);
         if let Some(lease) = &mut flight.lease {
             self.routers[flight.router].first_byte(lease, instant);
         }
@@ -456,7 +459,7 @@ impl<'a> Simulation<'a> {
         for id in ids {
             self.over_for_the_rule(id, replica);
             let flight = &mut self.flights[id];
-            flight.lease = None;
+            (flight.lease, flight.trial) = (None, None);
             let (router, began) = (flight.router, flight.first_token.is_some());
             self.routers[router].observe(replica, if began { Outcome::CutOff } else { Outcome::Broke }, instant);
             if began { self.fail(id) } else { self.send(id, vec![replica]) }

@@ -59,9 +59,16 @@ impl Plan {
     /// Makes the traffic of all workloads.
     pub(super) fn new(options: &Options) -> Fallible<Self> {
         let files: Files = files::read(options)?;
-        let wanted: Vec<(&Workload, u64)> =
-            options.workloads.iter().flat_map(|workload| (1..=options.seeds).map(move |seed| (workload, seed))).collect();
-        let made = jobs::spread("traffic", &wanted, |&(workload, seed)| {
+        let all = options.workloads.iter().flat_map(|workload| (1..=options.seeds).map(move |seed| (workload.clone(), seed)));
+        let mut wanted: Vec<(Workload, u64)> = all.collect();
+        // What loads are a share of.
+        for plain in options.workloads.iter().map(Workload::plain) {
+            if !wanted.iter().any(|(workload, seed)| *workload == plain && *seed == 1) {
+                wanted.push((plain, 1));
+            }
+        }
+        let made = jobs::spread("traffic", &wanted, |(workload, seed)| {
+            let seed = *seed;
             let requests = options.requests.unwrap_or_else(|| workload.usual_requests());
             workload.traffic(requests, seed, &files).map(|traffic| ((workload.to_string(), seed), traffic))
         });
@@ -105,24 +112,13 @@ impl Plan {
         let random = Strategy::parse("random", &crate::routing::Settings::default()).map_err(|error| anyhow!(error))?;
         let mut wanted: Vec<Cell> = Vec::new();
         for cell in cells.iter().filter(|cell| !cell.is_closed()) {
-            // Replicas that come, go or die are no part of what a load is a share of, nor are bursts.
+            // What modifies a workload is no part of what its load is a share of.
             let known = |other: &Cell| other.key() == cell.key();
             if !self.random.contains_key(&cell.key()) && !wanted.iter().any(known) {
-                wanted.push(Cell { strategy: random.clone(), routers: 1, ..cell.clone() });
+                wanted.push(Cell { workload: cell.workload.plain(), strategy: random.clone(), routers: 1, ..cell.clone() });
             }
         }
-        let found = jobs::spread("what random takes", &wanted, |cell| {
-            let steady = Scenario { elastic: false, failure: None, ..self.scenario(cell, 1) };
-            let traffic = self.traffic(cell, 1);
-            let steady_traffic;
-            let traffic = if traffic.starts == Starts::Poisson {
-                traffic
-            } else {
-                steady_traffic = Traffic { starts: Starts::Poisson, ..traffic.clone() };
-                &steady_traffic
-            };
-            capacity(&steady, traffic, self.epoch)
-        });
+        let found = jobs::spread("what random takes", &wanted, |cell| capacity(&self.scenario(cell, 1), self.traffic(cell, 1), self.epoch));
         for (cell, rate) in wanted.iter().zip(found) {
             ensure!(rate.is_finite() && rate > 0.0, "{}: no rate is low enough", cell.workload);
             self.random.insert(cell.key(), rate);
@@ -145,7 +141,7 @@ impl Plan {
             strategy: cell.strategy.clone(),
             replicas: cell.replicas,
             routers: cell.routers,
-            engine: Settings::default(),
+            engine: engine(),
             rate: self.offered(cell),
             elastic: cell.workload.elastic,
             failure: cell.workload.failure.then_some(failure),
@@ -154,6 +150,12 @@ impl Plan {
             give_up: None,
         }
     }
+}
+
+/// The engines: as by default, and their longest request is the longest that fits.
+fn engine() -> Settings {
+    let engine = Settings::default();
+    Settings { max_model_len: (engine.blocks - 1) * engine.block_size, ..engine }
 }
 
 impl Cell {

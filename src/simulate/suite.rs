@@ -18,7 +18,7 @@ const BASE: &str = "random";
 const OWN: &str = "prefix_aware";
 
 const WORKLOADS: [&str; 10] = ["aws:5.5", "pool", "zipf", "chat", "hot", "mixed", "agentic", "mooncake", "mooncake:synthetic", "unique"];
-const STRATEGIES: [&str; 11] = [
+const STRATEGIES: [&str; 12] = [
     BASE,
     "least_outstanding",
     "prefix_aware:4096/10",
@@ -28,6 +28,7 @@ const STRATEGIES: [&str; 11] = [
     "llm-d",
     "dynamo",
     OWN,
+    "prefix_aware:alone",
     "oracle",
     "oracle:2",
 ];

@@ -466,10 +466,43 @@ fn a_simulated_replica_names_what_is_wrong_in_its_file() {
 }
 
 #[test]
+fn a_simulation_gives_the_same_figures_again() {
+    let simulate = || {
+        let words = ["simulate", "-w", "aws,unique", "-s", "random,prefix_aware,oracle", "--requests", "400", "--seeds", "2", "--json"];
+        let output = run(program().args(words));
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        serde_json::from_slice::<Value>(&output.stdout).expect("JSON and nothing else")
+    };
+    let figures = simulate();
+    assert_eq!(figures.to_string().matches("\"strategy\"").count(), 6, "{figures}");
+    assert_eq!(figures, simulate());
+}
+
+#[test]
+fn a_simulation_says_what_it_does_not_know() {
+    for (words, problem) in [
+        (["-w", "aws:x"], "is not a number of uses"),
+        (["-w", "docs"], "mixed"),
+        (["-s", "fastest"], "least_outstanding"),
+        (["-w", "pool+closed:7+bursty"], "one too many"),
+        (["--traces", "/nowhere"], "/nowhere"),
+    ] {
+        let mut command = program();
+        command.args(["simulate", "--requests", "100"]).args(words);
+        if words[0] == "--traces" {
+            command.args(["-w", "mooncake"]);
+        }
+        let output = run(&mut command);
+        assert_ne!(output.status.code(), Some(0), "{words:?}");
+        assert!(said(&output).contains(problem), "{words:?}: {}", said(&output));
+    }
+}
+
+#[test]
 fn help_and_version() {
     let output = run(program().arg("--help"));
     assert_eq!(output.status.code(), Some(0));
-    for verb in ["serve", "check", "healthcheck", "demo-replica"] {
+    for verb in ["serve", "check", "healthcheck", "demo-replica", "simulate"] {
         assert!(said(&output).contains(verb), "{}", said(&output));
     }
     let output = run(program().arg("--version"));

@@ -140,6 +140,26 @@ proptest! {
         prop_assert_eq!(auto(Surface::ChatCompletions, &escaped(&body)), found);
     }
 
+    /// Whoever says at one of them that it is enough gets those up to it, and is asked of no other.
+    #[test]
+    fn a_prompt_is_read_as_far_as_is_enough(messages in any_messages(), media in any::<bool>()) {
+        let settings = Settings { includes: Includes { tools: true, media }, ..Settings::default() };
+        let body = conversation(&messages);
+        for surface in [Surface::ChatCompletions, Surface::Invocations] {
+            let all = read(surface, &body.to_string(), &settings);
+            for end in 0..all.len() {
+                let mut asked = Vec::new();
+                let ask = Ask::read_until(surface, body.to_string().as_bytes(), None, &settings, |model, boundary| {
+                    assert_eq!(model, Some("m"));
+                    asked.push(*boundary);
+                    asked.len() > end
+                });
+                prop_assert_eq!(ask.placement, Placement::ByKey(all[..=end].iter().copied().collect()));
+                prop_assert_eq!(&asked[..], &all[..=end]);
+            }
+        }
+    }
+
     #[test]
     fn a_conversation_keeps_its_boundaries_while_it_grows(messages in any_messages(), more in any_messages()) {
         let more: Vec<Message> = [vec![("assistant", vec!["x".to_owned()])], more].concat();

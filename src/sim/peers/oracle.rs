@@ -59,7 +59,10 @@ impl Oracle {
 impl Rule for Oracle {
     fn choose(&mut self, asked: &Asked<'_>, view: &View<'_>, chance: &mut Chance) -> Pick {
         self.soon.resize_with(view.engines.len(), BlockMap::default);
-        let replica = view.least(chance, |replica| self.seconds(asked, replica, &view.engines[replica], view.now));
+        let replica = view.least(chance, |replica| {
+            let engine = &view.engines[replica];
+            if engine.is_up { self.seconds(asked, replica, engine, view.now) } else { f64::INFINITY }
+        });
         let found = self.found(asked, replica, &view.engines[replica]) * asked.block_size;
         for block in asked.blocks {
             *self.soon[replica].entry(*block).or_default() += 1;

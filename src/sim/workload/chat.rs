@@ -23,7 +23,7 @@ pub(super) fn conversation(
 ) -> Option<Conversation> {
     let (mut turns, mut tokens) = (Vec::new(), 0);
     for (user, answer) in exchanges.into_iter().take(most) {
-        tokens += user + answer;
+        tokens += user.saturating_add(answer);
         if tokens > LONGEST {
             break;
         }
@@ -35,6 +35,11 @@ pub(super) fn conversation(
         turns.push(Turn { prompt, answer: texts.own(answer.max(2)), pause });
     }
     (!turns.is_empty()).then(|| Conversation { system: usize::from(system.is_some()), has_messages: true, turns })
+}
+
+/// Whether anything of a conversation that begins so is played.
+pub(super) fn is_played(opening: Exchange) -> bool {
+    opening.0.saturating_add(opening.1) <= LONGEST
 }
 
 /// Conversations that `source` tells the exchanges of, until there are that many requests.

@@ -4,7 +4,7 @@
 //! of one conversation joined; messages cut at 12,000 tokens, answers at 2,048, conversations at 40 turns). What they leave out is put together as
 //! it is there: lengths within a conversation are alike, with a correlation of 0.4 between the ranks of any two.
 
-use super::chat::Exchange;
+use super::chat::{Exchange, is_played};
 use crate::sim::chance::Chance;
 
 /// A value for each of some shares of all; straight in between, by the logarithm.
@@ -118,7 +118,12 @@ pub fn read(text: &str) -> Result<Vec<Vec<Exchange>>, String> {
         })
         .collect();
     let all = all?;
-    if all.is_empty() { Err("there is no conversation in it".to_owned()) } else { Ok(all) }
+    let is_played = |exchanges: &Vec<Exchange>| exchanges.first().is_some_and(|&opening| is_played(opening));
+    if all.iter().any(is_played) {
+        Ok(all)
+    } else {
+        Err("there is no conversation in it that begins with 30,000 tokens or fewer".to_owned())
+    }
 }
 
 #[cfg(test)]

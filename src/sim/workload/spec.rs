@@ -118,6 +118,10 @@ impl std::str::FromStr for Workload {
         };
         let mut workload = Self { base, starts: Starts::Poisson, elastic: false, change: false, failure: false };
         for modifier in parts {
+            let is_start = modifier == "bursty" || modifier.starts_with("closed:");
+            if is_start && workload.starts != Starts::Poisson {
+                return Err(format!("`{name}`: {modifier} is one too many; allowed: one of bursty and closed:CLIENTS"));
+            }
             match modifier.split_once(':') {
                 None if modifier == "bursty" => workload.starts = Starts::Bursty,
                 None if modifier == "elastic" => workload.elastic = true,
@@ -169,8 +173,12 @@ impl Workload {
 
     /// The name of its kind alone.
     pub fn base_name(&self) -> String {
-        let plain = Self { base: self.base.clone(), starts: Starts::Poisson, elastic: false, change: false, failure: false };
-        plain.to_string()
+        self.plain().to_string()
+    }
+
+    /// The same without modifiers.
+    pub fn plain(&self) -> Self {
+        Self { base: self.base.clone(), starts: Starts::Poisson, elastic: false, change: false, failure: false }
     }
 
     /// Requests of a run, unless said otherwise: enough for caches to fill and to be measured afterwards.
