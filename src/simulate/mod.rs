@@ -89,14 +89,15 @@ pub fn modified(mut workloads: Vec<Workload>, bursty: bool, elastic: bool) -> Re
 
 /// Simulates, with progress on stderr, and prints the figures on stdout.
 pub fn run(options: &Options, show: Show) -> Result<()> {
-    let text = match show {
-        Show::Suite => suite::run(options)?,
-        Show::Table | Show::Json => {
-            let results = Plan::new(options)?.run(&cells(options))?;
-            if show == Show::Json { serde_json::to_string_pretty(&results)? + "\n" } else { table::render(&results) }
-        }
+    let mut tell = |text: &str| {
+        let mut out = std::io::stdout();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot print the result")
     };
-    std::io::stdout().write_all(text.as_bytes()).context("cannot print the result")
+    if show == Show::Suite {
+        return suite::run(options, &mut tell);
+    }
+    let results = Plan::new(options)?.run(&cells(options))?;
+    tell(&if show == Show::Json { serde_json::to_string_pretty(&results)? + "\n" } else { table::render(&results) })
 }
 
 fn cells(options: &Options) -> Vec<Cell> {

@@ -47,8 +47,8 @@ const SHARED: [&str; 5] = ["aws:5.5", "pool", "chat", "agentic", "mixed"];
 const ROUTERS: usize = 4;
 const UNIQUE_ROUTERS: [usize; 3] = [1, 4, 16];
 
-/// Makes all runs, and the tables in Markdown.
-pub(super) fn run(options: &Options) -> Fallible<String> {
+/// Makes all runs. Each table in Markdown is told as soon as it is there: all together they take a while.
+pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>) -> Fallible<()> {
     let parse = |names: &[&str]| {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         strategies(&names, &routing::Settings::default()).map_err(|error| anyhow!(error))
@@ -72,7 +72,7 @@ pub(super) fn run(options: &Options) -> Fallible<String> {
         plan.run(&cells)
     };
     let main = make(&workloads, &all, &|cell| Cell { capacity: true, ..cell })?;
-    let mut text = format!(
+    tell(&format!(
         "### All workloads\n\n{REPLICAS} replicas, one router, {:.0} % of what `random` takes. Time to the first token, p50/p90, in % against `random` with \
          the same seed (mean over {} seeds ± deviation); × is the throughput at p90 < 2 s against `random`'s, first seed.\n\n{}",
         LOAD * 100.0,
@@ -81,40 +81,37 @@ pub(super) fn run(options: &Options) -> Fallible<String> {
             let factor = result.capacity.zip(base.capacity).map_or(0.0, |(own, base)| own / base);
             format!("{}, ×{factor:.1}", against(result, base))
         }),
-    );
-    let _ = write!(
-        text,
-        "\n### How the load is spread\n\nThe most seconds spent on prompts (mean = 1), share of overflow, tokens found in caches.\n\n"
-    );
-    text += &matrix(&main, &|result, _| {
+    ))?;
+    let spread = matrix(&main, &|result, _| {
         let of = |figure: fn(&Figures) -> f64| mean(&result.seeds, figure);
         let (work, overflow, hit) = (of(|figures| figures.most_work), of(|figures| figures.overflow), of(|figures| figures.hit_rate));
         format!("{work:.2}, {:.0} %, {:.0} %", overflow * 100.0, hit * 100.0)
     });
+    tell(&format!(
+        "\n### How the load is spread\n\nThe most seconds spent on prompts (mean = 1), share of overflow, tokens found in caches.\n\n{spread}"
+    ))?;
     let four = make(&shared, &all, &|cell| Cell { routers: ROUTERS, ..cell })?;
-    let _ = write!(text, "\n### {ROUTERS} routers that share nothing\n\nMean time to the first token, `random` = 1.00.\n\n");
-    text += &averaged(&four);
+    let means = averaged(&four);
+    tell(&format!("\n### {ROUTERS} routers that share nothing\n\nMean time to the first token, `random` = 1.00.\n\n{means}"))?;
     for routers in UNIQUE_ROUTERS {
         let results = make(&unique, &few, &|cell| Cell { routers, ..cell })?;
-        let _ = write!(text, "\n### Prompts that never repeat, {routers} router{}\n\n", if routers == 1 { "" } else { "s" });
-        text += &matrix(&results, &against);
+        let plural = if routers == 1 { "" } else { "s" };
+        tell(&format!("\n### Prompts that never repeat, {routers} router{plural}\n\n{}", matrix(&results, &against)))?;
     }
     for replicas in SIZES {
         let results = make(&workloads, &few, &|cell| Cell { replicas, ..cell })?;
-        let _ = write!(text, "\n### {replicas} replicas\n\np50/p90/p99 in % against `random`; the most work (mean = 1).\n\n");
-        text += &matrix(&results, &|result, base| {
+        let table = matrix(&results, &|result, base| {
             let p99 = Change::of(result, base, |figures| figures.first_token_ms.p99);
             format!("{}/{p99}; {:.2}", against(result, base), mean(&result.seeds, |figures| figures.most_work))
         });
+        tell(&format!("\n### {replicas} replicas\n\np50/p90/p99 in % against `random`; the most work (mean = 1).\n\n{table}"))?;
     }
     let results = make(&restless, &all, &|cell| Cell { load: RESTLESS_LOAD, ..cell })?;
-    let _ = write!(
-        text,
-        "\n### Bursts and changes\n\nAt {:.0} % of what `random` takes; p50/p90 in % against it, then p90 in ms in the minute after.\n\n",
-        RESTLESS_LOAD * 100.0
-    );
-    text += &matrix(&results, &|result, base| against(result, base) + &afterwards(result));
-    Ok(text)
+    tell(&format!(
+        "\n### Bursts and changes\n\nAt {:.0} % of what `random` takes; p50/p90 in % against it, then p90 in ms in the minute after.\n\n{}",
+        RESTLESS_LOAD * 100.0,
+        matrix(&results, &|result, base| against(result, base) + &afterwards(result))
+    ))
 }
 
 fn workloads(names: &[&str]) -> Fallible<Vec<Workload>> {
