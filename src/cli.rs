@@ -185,7 +185,7 @@ struct SimulateFlags {
     /// Print the figures as JSON.
     #[arg(long)]
     json: bool,
-    /// Make the tables of docs/placement.md, as Markdown. It takes about half an hour on two cores.
+    /// Make the tables of docs/placement.md, as Markdown. It takes 25 minutes on two cores.
     #[arg(long, conflicts_with_all = ["workload", "strategy", "load", "replicas", "routers", "bursty", "elastic", "capacity", "json", "prefix_length", "concurrency_threshold"])]
     suite: bool,
 }

@@ -31,7 +31,7 @@ impl Answer {
     /// The response to the client, whose body holds everything that lives as long as the answer.
     pub(super) fn into_response(
         mut self,
-        slot: Slot,
+        mut slot: Slot,
         settings: &Settings,
         parties: &Parties,
         dialect: Dialect,
@@ -39,6 +39,10 @@ impl Answer {
     ) -> Response {
         // Where the first byte is still to come, what it says of the replica is so too.
         let is_awaited = self.is_good && !self.has_begun();
+        if self.has_begun() {
+            // Whether or not the client takes it.
+            slot.first_byte();
+        }
         let fleet = Arc::clone(&parties.fleet);
         headers::strip_hop_by_hop(&mut self.head.headers);
         // Each connection has its own version; the server knows what its client understands.
