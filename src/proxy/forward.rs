@@ -49,20 +49,6 @@ const DEATH_CHECKS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(50), 
 /// How long one who waits on a lost replica pauses before it asks for a retry again.
 const BUDGET_PAUSE: Duration = Duration::from_millis(250);
 
-/// What a request is placed by. It is counted, and told of where that is news.
-fn aim(proxy: &Proxy, rules: &Rules, ask: &Ask) -> Aim {
-    let view = proxy.parties.fleet.view();
-    let Some(pool) = view.pool(ask.model.as_deref()) else { return Aim::default() };
-    let aim = rules.chooser.aim(&ask.placement, pool);
-    if let Aim::ByKey(sight) = &aim {
-        proxy.parties.metrics.aimed(sight);
-        if !sight.moved.is_empty() {
-            proxy.boundaries.tell(pool.name(), &sight.moved, now());
-        }
-    }
-    aim
-}
-
 /// One request on its way to an answer.
 pub(super) struct Forward<'a> {
     proxy: &'a Proxy,
@@ -86,11 +72,11 @@ impl<'a> Forward<'a> {
         rules: &'a Rules,
         outgoing: &'a Outgoing,
         ask: &'a Ask,
+        aim: Aim,
         surface: Surface,
         clients: Option<Patience>,
     ) -> Self {
         let repeatable = surface.is_inference() || outgoing.method.is_safe();
-        let aim = aim(proxy, rules, ask);
         Self { proxy, rules, outgoing, ask, aim, surface, repeatable, clients, tried: Vec::new(), arrived: now() }
     }
 

@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::live::LiveFleet;
 use crate::request::{self, Ask, Dialect, Refusal, Surface};
-use crate::routing::Chooser;
+use crate::routing::{Aim, Chooser};
 use crate::telemetry::{Limit, Metrics, Record};
 use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
@@ -234,28 +234,38 @@ impl Proxy {
 
         let bytes = body.read(&rules.settings, &self.buffers).await?;
         record.body_bytes = bytes.len();
-        let mut ask = if head.method == Method::POST { self.read(rules, surface, &bytes, identifier) } else { Ask::default() };
+        let target = head.uri.path_and_query().cloned().ok_or(ProxyError::PathNotExposed)?;
+        let (mut ask, aim) = if head.method == Method::POST { self.read(rules, surface, &bytes, identifier) } else { Default::default() };
         ask.priority = priority.unwrap_or(ask.priority);
         if ask.too_deep {
             self.parties.metrics.hit(Limit::MaxJsonDepth);
         }
 
-        let target = head.uri.path_and_query().cloned().ok_or(ProxyError::PathNotExposed)?;
         let fields = headers::toward_replica(&head, client, request_id, bytes.len());
         let authorization = headers::credentials(&head.headers);
         let outgoing = Outgoing { method: head.method, target, fields, authorization, body: bytes };
-        Ok(match Forward::new(self, rules, &outgoing, &ask, surface, patience).run(record).await? {
+        Ok(match Forward::new(self, rules, &outgoing, &ask, aim, surface, patience).run(record).await? {
             Forwarded::Answer(answer, slot) => Reply::Begun(answer, slot),
             Forwarded::Busy(busy) => Reply::Whole(busy.into_response()),
         })
     }
 
-    /// What a body asks. Its prompt is read only as far as the strategy wants to know it.
-    fn read(&self, rules: &Rules, surface: Surface, body: &[u8], identifier: Option<&str>) -> Ask {
+    /// What a body asks, and what it is placed by. Its prompt is read only as far as the strategy wants to know it. It is counted, and told of where it
+    /// is news.
+    fn read(&self, rules: &Rules, surface: Surface, body: &[u8], identifier: Option<&str>) -> (Ask, Aim) {
         let view = self.parties.fleet.view();
-        Ask::read_until(surface, body, identifier, &rules.key, |model, boundary| {
+        let ask = Ask::read_until(surface, body, identifier, &rules.key, |model, boundary| {
             view.pool(model).is_none_or(|pool| rules.chooser.is_enough(boundary, pool))
-        })
+        });
+        let Some(pool) = view.pool(ask.model.as_deref()) else { return (ask, Aim::default()) };
+        let aim = rules.chooser.aim(&ask.placement, pool);
+        if let Aim::ByKey(sight) = &aim {
+            self.parties.metrics.aimed(sight);
+            if !sight.moved.is_empty() {
+                self.boundaries.tell(pool.name(), &sight.moved, Instant::now());
+            }
+        }
+        (ask, aim)
     }
 
     /// What the head alone tells: the surface, or why the request is refused before its body is asked for.
