@@ -178,6 +178,17 @@ pub enum PoolName {
     Model(String),
 }
 
+impl PoolName {
+    /// What it is called in metrics and logs.
+    pub fn label(&self) -> &str {
+        match self {
+            Self::All => "all",
+            Self::AnyName => "any_name",
+            Self::Model(model) => model,
+        }
+    }
+}
+
 /// The fleet at one moment.
 #[derive(Debug)]
 pub struct Snapshot {

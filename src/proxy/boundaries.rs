@@ -34,7 +34,7 @@ impl Boundaries {
     /// Tells of what moved in a pool, where it is time.
     pub(super) fn tell(&self, pool: &PoolName, moved: &[Moved], now: Instant) {
         if let Some((moved, untold)) = moved.last().and_then(|last| Some((last, self.is_due(pool, moved.len() as u64, now)?))) {
-            let (pool, key) = (name(pool), self.secret.hash_one(moved.boundary.key));
+            let (pool, key) = (pool.label(), self.secret.hash_one(moved.boundary.key));
             let direction = moved.direction.label();
             let depth = moved.boundary.depth;
             tracing::info!(pool, depth, direction, untold, "{}", sentence(pool, moved, key, untold));
@@ -57,14 +57,6 @@ impl Boundaries {
                 Some(before.map_or(0, |before| before.since) + changes.saturating_sub(1))
             }
         }
-    }
-}
-
-fn name(pool: &PoolName) -> &str {
-    match pool {
-        PoolName::All => "all",
-        PoolName::AnyName => "any_name",
-        PoolName::Model(model) => model,
     }
 }
 

@@ -121,12 +121,7 @@ fn workloads(names: &[&str]) -> Fallible<Vec<Workload>> {
 /// A row for each strategy, a column for each workload, and in each cell what `show` says of a result and of that of `random`.
 fn matrix(results: &[Result], show: &dyn Fn(&Result, &Result) -> String) -> String {
     let columns: Vec<&[Result]> = results.chunk_by(|one, other| one.workload == other.workload).collect();
-    let mut text = String::from("| |");
-    // Writing to a text cannot fail.
-    for column in &columns {
-        let _ = write!(text, " {} |", column[0].workload);
-    }
-    text += &format!("\n|---|{}\n", "---|".repeat(columns.len()));
+    let mut text = head(columns.iter().map(|column| column[0].workload.as_str()));
     for row in 0..columns.first().map_or(0, |column| column.len()) {
         let _ = write!(text, "| {} |", columns[0][row].strategy);
         for column in &columns {
@@ -136,6 +131,17 @@ fn matrix(results: &[Result], show: &dyn Fn(&Result, &Result) -> String) -> Stri
         text.push('\n');
     }
     text
+}
+
+/// The beginning of a table whose first column holds strategies.
+fn head<'a>(columns: impl Iterator<Item = &'a str>) -> String {
+    let (mut names, mut line) = (String::from("| |"), String::from("|---|"));
+    for column in columns {
+        // Writing to a text cannot fail.
+        let _ = write!(names, " {column} |");
+        line += "---|";
+    }
+    format!("{names}\n{line}\n")
 }
 
 fn absolute(base: &Result) -> String {
@@ -159,11 +165,7 @@ fn afterwards(result: &Result) -> String {
 /// For each strategy the mean first token on each workload, relative to that of `random`, and the mean of these.
 fn averaged(results: &[Result]) -> String {
     let columns: Vec<&[Result]> = results.chunk_by(|one, other| one.workload == other.workload).collect();
-    let mut text = String::from("| |");
-    for column in &columns {
-        let _ = write!(text, " {} |", column[0].workload);
-    }
-    text += &format!(" mean |\n|---|{}\n", "---|".repeat(columns.len() + 1));
+    let mut text = head(columns.iter().map(|column| column[0].workload.as_str()).chain(["mean"]));
     for row in 0..columns.first().map_or(0, |column| column.len()) {
         let _ = write!(text, "| {} |", columns[0][row].strategy);
         let ratios: Vec<f64> = columns

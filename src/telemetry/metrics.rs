@@ -198,7 +198,7 @@ impl Metrics {
         registry.register(Box::new(metrics.queue_seconds.clone()))?;
         registry.register(Box::new(metrics.last_reload.clone()))?;
         registry.register(Box::new(metrics.reload_successful.clone()))?;
-        for result in Reload::ALL.iter().copied() {
+        for &result in Reload::ALL {
             metrics.reloads.with_label_values(&[result.label()]);
         }
         // The start has read it as well.
@@ -209,13 +209,13 @@ impl Metrics {
         let build = GaugeVec::new(Opts::new("prefix_router_build_info", "1, with the version."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
         registry.register(Box::new(build))?;
-        for cause in RetryCause::ALL.iter().copied() {
+        for &cause in RetryCause::ALL {
             metrics.retries.with_label_values(&[cause.label()]);
         }
-        for bound in QueueBound::ALL.iter().copied() {
+        for &bound in QueueBound::ALL {
             metrics.queue_refused.with_label_values(&[bound.label()]);
         }
-        for limit in Limit::ALL.iter().copied() {
+        for &limit in Limit::ALL {
             metrics.limit_hits.with_label_values(&[limit.key()]);
         }
         Ok(Arc::new(metrics))
@@ -233,7 +233,7 @@ impl Metrics {
             }
             let choices =
                 Arc::new(std::array::from_fn(|index| self.choices.with_label_values(&[replica.name(), Reason::ALL[index].label()])));
-            for kind in UpstreamError::ALL.iter().copied() {
+            for &kind in UpstreamError::ALL {
                 self.upstream_errors.with_label_values(&[replica.name(), kind.label()]);
             }
             shown.insert(replica.incarnation(), Shown { name: replica.name().to_owned(), incarnation: replica.watch(), choices });
@@ -374,7 +374,7 @@ impl Metrics {
             self.outstanding.with_label_values(&[&name]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
         for replica in fleet.replicas() {
-            for state in State::ALL.iter().copied() {
+            for &state in State::ALL {
                 let now = i64::from(fleet.state(replica) == Some(state));
                 self.replica_state.with_label_values(&[replica.name(), state.label()]).set(now);
             }
@@ -414,10 +414,10 @@ impl Metrics {
 
     fn forget(&self, name: &str) {
         let _ = self.outstanding.remove_label_values(&[name]);
-        for reason in Reason::ALL.iter().copied() {
+        for &reason in Reason::ALL {
             let _ = self.choices.remove_label_values(&[name, reason.label()]);
         }
-        for kind in UpstreamError::ALL.iter().copied() {
+        for &kind in UpstreamError::ALL {
             let _ = self.upstream_errors.remove_label_values(&[name, kind.label()]);
         }
     }

@@ -86,7 +86,7 @@ impl Placement {
         let insights: HashMap<&PoolName, Insight> = pools.iter().map(|pool| (pool.name(), chooser.insight(pool, now))).collect();
         let shown = pools.iter().filter_map(|pool| Some((pool.name(), insights[pool.name()].reuse?)));
         for (name, reuse) in shown.take(MOST_POOLS) {
-            self.reuse.with_label_values(&[label(name)]).set(reuse);
+            self.reuse.with_label_values(&[name.label()]).set(reuse);
         }
         let mut lowest: HashMap<u64, u64> = HashMap::new();
         // Requests that name no model go by the pool of all replicas: it counts where there is no other.
@@ -121,15 +121,6 @@ impl Metrics {
     /// Counts a key that was seen for the first time.
     pub fn first_seen(&self, outcome: FirstSight) {
         self.placement.first_sights[outcome as usize].inc();
-    }
-}
-
-/// What a pool is called in metrics.
-fn label(name: &PoolName) -> &str {
-    match name {
-        PoolName::All => "all",
-        PoolName::AnyName => "any_name",
-        PoolName::Model(model) => model,
     }
 }
 

@@ -50,21 +50,17 @@ impl Scene {
         Self { admission, chooser, settings, cut: CancellationToken::new() }
     }
 
+    /// A request of `size` bytes that has just come and goes by load.
+    fn caller<'a>(&'a self, ask: &'a Ask, size: usize, clients: Option<Patience>) -> Caller<'a> {
+        let (chooser, settings, arrived) = (&self.chooser, &self.settings, Instant::now().into_std());
+        Caller { ask, aim: &Aim::ByLoad, tried: &[], chooser, settings, size, arrived, clients }
+    }
+
     /// A request that has tried to get in once. It waits no longer when it is dropped.
     fn ask(&self, clients: Option<Patience>) -> Admitted<'_> {
-        let arrived = Instant::now().into_std();
         let mut admitted: Admitted<'_> = Box::pin(async move {
             let ask = Ask::default();
-            let caller = Caller {
-                ask: &ask,
-                aim: &Aim::ByLoad,
-                tried: &[],
-                chooser: &self.chooser,
-                settings: &self.settings,
-                size: 10,
-                arrived,
-                clients,
-            };
+            let caller = self.caller(&ask, 10, clients);
             let mut record =
                 Record::new(Arc::clone(&self.admission.metrics), hyper::Method::POST, "/", &hyper::header::HeaderValue::from_static("id"));
             self.admission.admit(caller, &self.cut, &mut record).await
@@ -75,19 +71,8 @@ impl Scene {
 
     /// A request that finds room at once.
     fn get(&self) -> Chosen {
-        let arrived = Instant::now().into_std();
         let ask = Ask::default();
-        let caller = Caller {
-            ask: &ask,
-            aim: &Aim::ByLoad,
-            tried: &[],
-            chooser: &self.chooser,
-            settings: &self.settings,
-            size: 10,
-            arrived,
-            clients: None,
-        };
-        match self.admission.enter(caller) {
+        match self.admission.enter(self.caller(&ask, 10, None)) {
             Ok(Ok(Some(chosen))) => chosen,
             _ => panic!("there is no room"),
         }
@@ -184,18 +169,9 @@ async fn who_is_refused_is_told_when_by_the_pace_of_the_queue() {
         waiting.push_back(scene.ask(None));
     }
     let ask = Ask::default();
-    let arrived = Instant::now().into_std();
-    let caller = Caller {
-        ask: &ask,
-        aim: &Aim::ByLoad,
-        tried: &[],
-        chooser: &scene.chooser,
-        settings: &scene.settings,
-        size: 0,
-        arrived,
-        clients: None,
+    let Err(ProxyError::QueueFull { bound, retry_after }) = scene.admission.enter(scene.caller(&ask, 0, None)) else {
+        panic!("there is room")
     };
-    let Err(ProxyError::QueueFull { bound, retry_after }) = scene.admission.enter(caller) else { panic!("there is room") };
     assert_eq!((bound, retry_after), ("queue_max_requests", 6));
 }
 
@@ -208,9 +184,7 @@ async fn under_many_threads_limits_hold_and_everybody_is_served() {
         tasks.spawn(async move {
             let ask = Ask::default();
             for round in 0..500 {
-                let arrived = Instant::now().into_std();
-                let (chooser, settings) = (&scene.chooser, &scene.settings);
-                let caller = Caller { ask: &ask, aim: &Aim::ByLoad, tried: &[], chooser, settings, size: 1, arrived, clients: None };
+                let caller = scene.caller(&ask, 1, None);
                 let mut record = Record::new(
                     Arc::clone(&scene.admission.metrics),
                     hyper::Method::POST,
