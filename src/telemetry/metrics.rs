@@ -2,18 +2,18 @@
 //! that no client can add a series; those of a replica that has left go when nobody can count on it any more.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use prometheus::process_collector::ProcessCollector;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
-use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError, reason, route};
+use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError};
 use super::placement::Placement;
+use super::requests::Requests;
 use crate::fleet::{ByIncarnation, Incarnation, Replica, Snapshot, State};
 use crate::request::Surface;
 use crate::routing::Reason;
@@ -24,22 +24,13 @@ pub(super) const CLIENT_GONE: &str = "client_gone";
 /// What every series' name begins with.
 const NAMESPACE: &str = "prefix_router";
 
-/// From a cached prefix on an idle replica to a long prefill in a long queue.
-const FIRST_BYTE_BUCKETS: &[f64] =
-    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 180.0, 600.0];
-
-/// From an error to the longest generation.
-const DURATION_BUCKETS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0];
-
 /// From the time that an answer takes to the longest that somebody waits by default, and beyond.
 const QUEUE_BUCKETS: &[f64] = &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 180.0, 600.0];
 
 /// The router's metrics.
 pub struct Metrics {
     registry: Registry,
-    requests: IntCounterVec,
-    first_byte: HistogramVec,
-    duration: HistogramVec,
+    requests: Requests,
     outstanding: IntGaugeVec,
     choices: IntCounterVec,
     retries: IntCounterVec,
@@ -66,8 +57,6 @@ pub struct Metrics {
     shown: Mutex<ByIncarnation<Shown>>,
     /// Their counters, at hand for requests. Those of one that has ended go at the next change of the fleet.
     choices_of: ArcSwap<ByIncarnation<Arc<Choices>>>,
-    /// By surface, the last for requests that have none.
-    routes: [Route; Surface::ALL.len() + 1],
 }
 
 /// The counters of one replica's choices, by reason: to look a series up by its labels takes a lock, and three times as long.
@@ -75,30 +64,6 @@ pub struct Metrics {
 /// Series must not go while somebody counts on them. They do not: who counts holds the replica, and as long as its incarnation is held its name keeps its
 /// series. An incarnation that comes later under that name, while they are there, goes on with them.
 type Choices = [IntCounter; Reason::ALL.len()];
-
-/// The series of one route, at hand from when they are first used: from then on they are visible.
-#[derive(Default)]
-struct Route {
-    duration: OnceLock<Histogram>,
-    first_byte: OnceLock<Histogram>,
-    /// By class of the status, and by reason, the last for requests that have none.
-    requests: [[OnceLock<IntCounter>; Reason::ALL.len() + 1]; CLASSES.len()],
-}
-
-/// The classes of statuses.
-const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "499"];
-
-/// The index of a status's class.
-fn class(status: u16) -> usize {
-    match status {
-        499 => 5,
-        ..200 => 0,
-        200..300 => 1,
-        300..400 => 2,
-        400..500 => 3,
-        500.. => 4,
-    }
-}
 
 /// An incarnation that has series.
 struct Shown {
@@ -121,27 +86,8 @@ impl Metrics {
             registry.register(Box::new(gauge.clone()))?;
             Ok(gauge)
         };
-        let histogram = |name: &str, help: &str, buckets: &[f64]| -> prometheus::Result<HistogramVec> {
-            let histogram = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["route"])?;
-            registry.register(Box::new(histogram.clone()))?;
-            Ok(histogram)
-        };
         let metrics = Self {
-            requests: counter(
-                "prefix_router_requests_total",
-                "Requests by route, status class (499: the client left) and reason of the choice.",
-                &["route", "status", "reason"],
-            )?,
-            first_byte: histogram(
-                "prefix_router_time_to_first_byte_seconds",
-                "Time from a request's head to the first byte of its answer's body.",
-                FIRST_BYTE_BUCKETS,
-            )?,
-            duration: histogram(
-                "prefix_router_request_duration_seconds",
-                "Time from a request's head to the end of its answer.",
-                DURATION_BUCKETS,
-            )?,
+            requests: Requests::new(&registry)?,
             outstanding: gauge("prefix_router_outstanding", "Requests in flight on a replica, counted by this router.", &["replica"])?,
             choices: counter("prefix_router_choices_total", "Choices of a replica by reason.", &["replica", "reason"])?,
             retries: counter("prefix_router_retries_total", "Requests sent once more, by cause.", &["cause"])?,
@@ -188,7 +134,6 @@ impl Metrics {
             placement: Placement::new(&registry)?,
             shown: Mutex::default(),
             choices_of: ArcSwap::default(),
-            routes: Default::default(),
             registry: registry.clone(),
         };
         registry.register(Box::new(metrics.client_aborts.clone()))?;
@@ -345,20 +290,13 @@ impl Metrics {
     /// Counts a request that is over.
     pub(super) fn finished(
         &self,
-        (surface, why): (Option<Surface>, Option<Reason>),
+        of: (Option<Surface>, Option<Reason>),
         status: u16,
         error: Option<&str>,
         first_byte: Option<Duration>,
         whole: Duration,
     ) {
-        let (of_route, class) = (&self.routes[surface.map_or(Surface::ALL.len(), |surface| surface as usize)], class(status));
-        let requests = &of_route.requests[class][why.map_or(Reason::ALL.len(), |why| why as usize)];
-        requests.get_or_init(|| self.requests.with_label_values(&[route(surface), CLASSES[class], reason(why)])).inc();
-        let histogram = |of_all: &HistogramVec| of_all.with_label_values(&[route(surface)]);
-        of_route.duration.get_or_init(|| histogram(&self.duration)).observe(whole.as_secs_f64());
-        if let Some(first_byte) = first_byte {
-            of_route.first_byte.get_or_init(|| histogram(&self.first_byte)).observe(first_byte.as_secs_f64());
-        }
+        self.requests.count(of, status, first_byte, whole);
         match error {
             Some(CLIENT_GONE) => self.client_aborts.inc(),
             Some(error) => self.errors.with_label_values(&[error]).inc(),

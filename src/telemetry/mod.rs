@@ -5,6 +5,7 @@ mod labels;
 mod log;
 mod metrics;
 mod placement;
+mod requests;
 
 use tracing::Level;
 
