@@ -9,8 +9,9 @@ use crate::fleet::{Lease, Replica};
 use crate::units::{ConcurrencyThreshold, OrAuto};
 
 /// No automatic threshold is lower: an engine serves so many at one time with little harm to each, and a lower one would close by chance alone where
-/// little is going on.
-const LEAST: u64 = 16;
+/// little is going on. Whoever overflows for nothing recomputes its whole prompt, which others wait for: with 16, agents on two replicas had a worse tail
+/// than without any home.
+const LEAST: u64 = 24;
 
 /// An automatic threshold is so many times what the others have on average, as a fraction: 2.4. Below 2, the ups and downs of ordinary traffic close
 /// gates; above 3, a replica is swamped before its closes.

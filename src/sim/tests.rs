@@ -88,7 +88,7 @@ fn these_figures_are_pinned() {
 
 /// P50 and P90 of the first token in microseconds, and thousandths of a percent of the tokens found in caches.
 const PINNED: [[u64; 3]; 5] =
-    [[321_322, 763_428, 39_675], [42_333, 319_895, 78_110], [38_919, 51_833, 4_003], [131_534, 306_700, 32_550], [38_469, 59_906, 95_111]];
+    [[321_322, 763_428, 39_675], [42_333, 319_895, 78_110], [38_919, 51_833, 4_003], [131_534, 306_700, 32_550], [45_616, 67_078, 93_558]];
 
 /// Rules that look at engines' metrics know nothing of an engine until they have looked: at the beginning, and after it came.
 #[test]

@@ -45,7 +45,15 @@ const RESTLESS_LOAD: f64 = 0.6;
 /// Mean first tokens of several routers are averaged over these.
 const SHARED: [&str; 5] = ["aws:5.5", "pool", "chat", "agentic", "mixed"];
 const ROUTERS: usize = 4;
+/// With so many routers each has seen enough, before the measured part begins, to know that nothing repeats.
 const UNIQUE_ROUTERS: [usize; 3] = [1, 4, 16];
+const UNIQUE_REQUESTS: usize = 60_000;
+/// Agents that are at work for minutes: only in a long run are as many at work at one time as its rate says.
+const LONG: &str = "agentic";
+const LONG_REQUESTS: usize = 150_000;
+/// Traffic at a rate at which `random` is far behind.
+const HEAVY: [&str; 1] = ["mooncake"];
+const OVERLOAD: f64 = 1.85;
 
 /// Makes all runs. Each table in Markdown is told as soon as it is there: all together they take a while.
 pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>) -> Fallible<()> {
@@ -57,50 +65,42 @@ pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>)
     let workloads: Vec<Workload> = workloads(&WORKLOADS)?;
     let restless: Vec<Workload> = self::workloads(&RESTLESS)?;
     let unique: Vec<Workload> = self::workloads(&["unique"])?;
+    let long: Vec<Workload> = self::workloads(&[LONG])?;
+    let heavy: Vec<Workload> = self::workloads(&HEAVY)?;
     let shared: Vec<Workload> = self::workloads(&SHARED)?;
     let options = Options { workloads: [workloads.clone(), restless.clone()].concat(), ..options.clone() };
     let mut plan = Plan::new(&options)?;
-    let mut make = |workloads: &[Workload], strategies: &[Strategy], change: &dyn Fn(Cell) -> Cell| {
-        let one = |workload: &Workload| {
-            let workload = workload.clone();
-            strategies.iter().map(move |strategy| {
-                let (workload, strategy) = (workload.clone(), strategy.clone());
-                change(Cell { workload, strategy, load: LOAD, replicas: REPLICAS, routers: 1, capacity: false })
-            })
-        };
-        let cells: Vec<Cell> = workloads.iter().flat_map(one).collect();
-        plan.run(&cells)
-    };
+    let mut make =
+        |workloads: &[Workload], strategies: &[Strategy], change: &dyn Fn(Cell) -> Cell| plan.run(&cells(workloads, strategies, change));
     let main = make(&workloads, &all, &|cell| Cell { capacity: true, ..cell })?;
     tell(&format!(
         "### All workloads\n\n{REPLICAS} replicas, one router, {:.0} % of what `random` takes. Time to the first token, p50/p90, in % against `random` with \
          the same seed (mean over {} seeds ± deviation); × is the throughput at p90 < 2 s against `random`'s, first seed.\n\n{}",
         LOAD * 100.0,
         options.seeds,
-        matrix(&main, &|result, base| {
-            let factor = result.capacity.zip(base.capacity).map_or(0.0, |(own, base)| own / base);
-            format!("{}, ×{factor:.1}", against(result, base))
-        }),
+        matrix(&main, &absolute, &|result, base| { format!("{}, ×{:.1}", against(result, base), times(result, base)) }),
     ))?;
-    let spread = matrix(&main, &|result, _| {
+    let spread = |result: &Result| {
         let of = |figure: fn(&Figures) -> f64| mean(&result.seeds, figure);
         let (work, overflow, hit) = (of(|figures| figures.most_work), of(|figures| figures.overflow), of(|figures| figures.hit_rate));
         format!("{work:.2}, {:.0} %, {:.0} %", overflow * 100.0, hit * 100.0)
-    });
+    };
+    let spread = matrix(&main, &spread, &|result, _| spread(result));
     tell(&format!(
         "\n### How the load is spread\n\nThe most seconds spent on prompts (mean = 1), share of overflow, tokens found in caches.\n\n{spread}"
     ))?;
     let four = make(&shared, &all, &|cell| Cell { routers: ROUTERS, ..cell })?;
     let means = averaged(&four);
     tell(&format!("\n### {ROUTERS} routers that share nothing\n\nMean time to the first token, `random` = 1.00.\n\n{means}"))?;
-    for routers in UNIQUE_ROUTERS {
-        let results = make(&unique, &few, &|cell| Cell { routers, ..cell })?;
-        let plural = if routers == 1 { "" } else { "s" };
-        tell(&format!("\n### Prompts that never repeat, {routers} router{plural}\n\n{}", matrix(&results, &against)))?;
-    }
+    let results = make(&heavy, &all, &|cell| Cell { load: OVERLOAD, ..cell })?;
+    tell(&format!(
+        "\n### Far too much for `random`\n\nAt {:.0} % of what `random` takes.\n\n{}",
+        OVERLOAD * 100.0,
+        matrix(&results, &absolute, &against)
+    ))?;
     for replicas in SIZES {
         let results = make(&workloads, &few, &|cell| Cell { replicas, ..cell })?;
-        let table = matrix(&results, &|result, base| {
+        let table = matrix(&results, &absolute, &|result, base| {
             let p99 = Change::of(result, base, |figures| figures.first_token_ms.p99);
             format!("{}/{p99}; {:.2}", against(result, base), mean(&result.seeds, |figures| figures.most_work))
         });
@@ -110,23 +110,52 @@ pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>)
     tell(&format!(
         "\n### Bursts and changes\n\nAt {:.0} % of what `random` takes; p50/p90 in % against it, then p90 in ms in the minute after.\n\n{}",
         RESTLESS_LOAD * 100.0,
-        matrix(&results, &|result, base| against(result, base) + &afterwards(result))
-    ))
+        matrix(&results, &absolute, &|result, base| against(result, base) + &afterwards(result))
+    ))?;
+    let mut plan = Plan::new(&Options { workloads: unique.clone(), requests: Some(UNIQUE_REQUESTS), ..options.clone() })?;
+    for routers in UNIQUE_ROUTERS {
+        let results = plan.run(&cells(&unique, &few, &|cell| Cell { routers, ..cell }))?;
+        let plural = if routers == 1 { "" } else { "s" };
+        let table = matrix(&results, &absolute, &against);
+        tell(&format!("\n### Prompts that never repeat, {routers} router{plural}\n\n{UNIQUE_REQUESTS} requests.\n\n{table}"))?;
+    }
+    let mut plan = Plan::new(&Options { workloads: long.clone(), requests: Some(LONG_REQUESTS), seeds: 1, ..options })?;
+    let results = plan.run(&cells(&long, &few, &|cell| Cell { capacity: true, ..cell }))?;
+    let table = matrix(&results, &rate, &|result, base| format!("{}, ×{:.1}", rate(result), times(result, base)));
+    tell(&format!("\n### Throughput in a long run\n\nRequests in a second at p90 < 2 s; {LONG_REQUESTS} requests, first seed.\n\n{table}"))
+}
+
+/// One strategy after the other on one workload after the other, as the main table has them but for what `change` changes.
+fn cells(workloads: &[Workload], strategies: &[Strategy], change: &dyn Fn(Cell) -> Cell) -> Vec<Cell> {
+    let pairs = workloads.iter().flat_map(|workload| strategies.iter().map(move |strategy| (workload.clone(), strategy.clone())));
+    pairs
+        .map(|(workload, strategy)| change(Cell { workload, strategy, load: LOAD, replicas: REPLICAS, routers: 1, capacity: false }))
+        .collect()
 }
 
 fn workloads(names: &[&str]) -> Fallible<Vec<Workload>> {
     names.iter().map(|name| name.parse().map_err(|error: String| anyhow!(error))).collect()
 }
 
-/// A row for each strategy, a column for each workload, and in each cell what `show` says of a result and of that of `random`.
-fn matrix(results: &[Result], show: &dyn Fn(&Result, &Result) -> String) -> String {
+/// How many times `random`'s throughput a result's is.
+fn times(result: &Result, base: &Result) -> f64 {
+    result.capacity.zip(base.capacity).map_or(0.0, |(own, base)| own / base)
+}
+
+fn rate(result: &Result) -> String {
+    format!("{:.0}/s", result.capacity.unwrap_or(0.0))
+}
+
+/// A row for each strategy, a column for each workload, and in each cell what `show` says of a result and of that of `random`, which itself is shown by
+/// `show_base`.
+fn matrix(results: &[Result], show_base: &dyn Fn(&Result) -> String, show: &dyn Fn(&Result, &Result) -> String) -> String {
     let columns: Vec<&[Result]> = results.chunk_by(|one, other| one.workload == other.workload).collect();
     let mut text = head(columns.iter().map(|column| column[0].workload.as_str()));
     for row in 0..columns.first().map_or(0, |column| column.len()) {
         let _ = write!(text, "| {} |", columns[0][row].strategy);
         for column in &columns {
             let base = column.iter().find(|result| result.strategy == BASE).unwrap_or(&column[0]);
-            let _ = write!(text, " {} |", if row == 0 { absolute(base) } else { show(&column[row], base) });
+            let _ = write!(text, " {} |", if row == 0 { show_base(base) } else { show(&column[row], base) });
         }
         text.push('\n');
     }

@@ -169,13 +169,13 @@ mod tests {
         let all = |numbers: &[u64]| -> Vec<String> {
             (0..).zip(numbers).map(|(index, number)| format!("concurrency_threshold{{replica=\"r{index}\"}} {number}")).collect()
         };
-        assert_eq!(shown(&picture), all(&[16, 16, 16]));
+        assert_eq!(shown(&picture), all(&[24, 24, 24]));
         let leases: Vec<_> = (0..40).map(|_| picture.replicas()[0].lease()).collect();
-        assert_eq!(shown(&picture), all(&[16, 48, 48]), "2.4 times 40 / 2");
+        assert_eq!(shown(&picture), all(&[24, 48, 48]), "2.4 times 40 / 2");
         drop(leases);
         let specs = picture.replicas()[..2].iter().map(|replica| replica.spec().clone()).collect();
         fleet.adopt(Arc::new(fleet.membership().next(specs, true)));
-        assert_eq!(shown(&fleet.snapshot()), all(&[16, 16]));
+        assert_eq!(shown(&fleet.snapshot()), all(&[24, 24]));
         let fixed = OrAuto::Fixed(ConcurrencyThreshold::clamped(64));
         metrics.show_chooser(&Arc::new(Chooser::new(&routing::Settings { concurrency_threshold: fixed, ..routing::Settings::default() })));
         assert_eq!(shown(&fleet.snapshot()), all(&[64, 64]));
@@ -208,9 +208,9 @@ mod tests {
             choice.first_sight.into_iter().for_each(|outcome| metrics.first_seen(outcome));
         }
         let depths = series(&metrics, &fleet, "prefix_router_boundary_depth_characters");
-        assert!(depths.contains(&"boundary_depth_characters_bucket{le=\"1024\"} 7".to_owned()), "{depths:?}");
+        assert!(depths.contains(&"boundary_depth_characters_bucket{le=\"1024\"} 4".to_owned()), "{depths:?}");
         assert!(depths.contains(&"boundary_depth_characters_count 10".to_owned()), "{depths:?}");
-        let expected = ["boundary_changes_total{direction=\"cooled\"} 0", "boundary_changes_total{direction=\"hot\"} 1"];
+        let expected = ["boundary_changes_total{direction=\"cooled\"} 0", "boundary_changes_total{direction=\"hot\"} 2"];
         assert_eq!(series(&metrics, &fleet, "prefix_router_boundary_changes_total"), expected);
         let first = series(&metrics, &fleet, "prefix_router_first_sights_total");
         assert!(first.contains(&"first_sights_total{outcome=\"first_choice\"} 2".to_owned()), "{first:?}");

@@ -40,7 +40,7 @@ def main():
         assert rate[a.strategy] > rate["random"], rate
         return rate
 
-    todo = checks.of_fleet(a.strategy)
+    todo = list(checks.of_fleet(a.strategy))
     todo += [(name, lambda _, name=name: measure(name)) for name in workloads]
     todo.append(("at_rest_after_workloads", checks.check_at_rest))
     if a.strategy.startswith("prefix_aware"):

@@ -119,15 +119,15 @@ pub(super) fn hash(number: u64) -> u64 {
 // The gate.
 
 #[test]
-fn a_threshold_is_2_4_times_what_the_others_have_and_at_least_16() {
+fn a_threshold_is_2_4_times_what_the_others_have_and_at_least_24() {
     // (weights, outstanding, thresholds)
     let cases: [(&[u64], &[usize], &[u64]); 7] = [
-        (&[1, 1, 1], &[0, 0, 0], &[16, 16, 16]),
-        (&[1, 1, 1], &[100, 6, 7], &[16, 129, 128]),
-        (&[1, 1, 1], &[0, 20, 20], &[48, 24, 24]),
-        (&[1, 1], &[7, 10], &[24, 17]),
-        (&[4, 1, 1], &[10, 10, 10], &[96, 16, 16]),
-        (&[2, 1, 3], &[0, 30, 10], &[48, 16, 72]),
+        (&[1, 1, 1], &[0, 0, 0], &[24, 24, 24]),
+        (&[1, 1, 1], &[100, 6, 7], &[24, 129, 128]),
+        (&[1, 1, 1], &[0, 22, 22], &[53, 27, 27]),
+        (&[1, 1], &[10, 11], &[27, 24]),
+        (&[4, 1, 1], &[10, 10, 10], &[96, 24, 24]),
+        (&[2, 1, 3], &[0, 30, 10], &[48, 24, 72]),
         (&[1], &[99], &[]),
     ];
     for (weights, outstanding, expected) in cases {
@@ -144,7 +144,7 @@ fn a_threshold_is_2_4_times_what_the_others_have_and_at_least_16() {
 
 #[test]
 fn the_home_takes_requests_up_to_its_threshold() {
-    for (others, expected) in [(0, 16), (6, 16), (7, 17), (20, 48)] {
+    for (others, expected) in [(0, 24), (10, 24), (11, 27), (20, 48)] {
         let (mut scene, chooser) = (scene(&[1; 5]), chooser());
         let order = scene.order(77);
         for &other in &order[1..] {
@@ -168,7 +168,7 @@ fn who_is_not_eligible_is_no_other() {
     let order = scene.order(5);
     scene.add(order[1], 100, 0);
     scene.set_up(order[1], false);
-    scene.add(order[0], 16, 0);
+    scene.add(order[0], 24, 0);
     assert_eq!(scene.send(&chooser, 5), (order[2], Reason::Overflow));
 }
 
@@ -188,13 +188,13 @@ fn no_two_requests_slip_through_an_automatic_gate() {
     let (scene, chooser) = (scene(&[1; 8]), chooser());
     let home = scene.order(9)[0];
     let choices: Vec<Choice> = std::thread::scope(|scope| {
-        let send = || (0..6).map(|_| scene.take(&chooser, &scene.aim(&chooser, &[9]), &[], None).expect("somebody")).collect::<Vec<_>>();
+        let send = || (0..8).map(|_| scene.take(&chooser, &scene.aim(&chooser, &[9]), &[], None).expect("somebody")).collect::<Vec<_>>();
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(send)).collect();
         threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
     });
-    // The others have 8 at most, 2.4 · 8 / 7 < 16.
-    assert_eq!(choices.iter().filter(|choice| told(choice).0 == home).count(), 16);
-    assert_eq!(choices.len(), 24);
+    // The others have 8 at most, 2.4 · 8 / 7 < 24.
+    assert_eq!(choices.iter().filter(|choice| told(choice).0 == home).count(), 24);
+    assert_eq!(choices.len(), 32);
     drop(choices);
     assert!(scene.fleet.snapshot().replicas().iter().all(|replica| replica.outstanding() == 0 && replica.waiting() == 0));
 }
@@ -203,11 +203,11 @@ fn no_two_requests_slip_through_an_automatic_gate() {
 
 #[test]
 fn what_overflows_by_default_goes_with_the_threshold() {
-    let fixed = Settings { concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(16)), ..auto() };
+    let fixed = Settings { concurrency_threshold: OrAuto::Fixed(ConcurrencyThreshold::clamped(24)), ..auto() };
     for (settings, expected) in [(auto(), 1), (fixed, 3)] {
         let (mut scene, chooser) = (scene(&[1; 4]), Chooser::new(&settings));
         let order = scene.order(3);
-        for (rank, count) in [16, 2, 3, 0].into_iter().enumerate() {
+        for (rank, count) in [24, 2, 3, 0].into_iter().enumerate() {
             scene.add(order[rank], count, 0);
         }
         assert_eq!(scene.send(&chooser, 3), (order[expected], Reason::Overflow));
@@ -218,11 +218,11 @@ fn what_overflows_by_default_goes_with_the_threshold() {
 fn overflow_goes_to_the_less_loaded_of_the_next_two_and_where_all_three_are_gated_to_the_least_loaded() {
     // (weights and outstanding of the first three, rank taken): the others are idle, and never taken.
     let cases: [([u64; 3], [usize; 3], usize); 10] = [
-        ([1, 1, 1], [16, 0, 0], 1),
-        ([1, 1, 1], [16, 2, 1], 2),
-        ([1, 1, 1], [20, 15, 3], 2),
-        ([1, 1, 4], [16, 2, 7], 2),
-        ([1, 4, 1], [16, 7, 2], 1),
+        ([1, 1, 1], [24, 0, 0], 1),
+        ([1, 1, 1], [24, 2, 1], 2),
+        ([1, 1, 1], [30, 23, 3], 2),
+        ([1, 1, 4], [24, 2, 7], 2),
+        ([1, 4, 1], [24, 7, 2], 1),
         ([1, 1, 1], [90, 30, 80], 1),
         ([1, 1, 1], [90, 80, 30], 2),
         ([1, 1, 1], [90, 80, 70], 2),
@@ -251,7 +251,7 @@ fn least_loaded_works_with_automatic_thresholds() {
     for key in (0..40).map(hash) {
         let order = scene(&[1; 5]).order(key);
         // (outstanding by rank, rank taken)
-        for (outstanding, expected) in [([16, 2, 1, 3, 0], 4), ([60, 20, 20, 20, 20], 0)] {
+        for (outstanding, expected) in [([24, 2, 1, 3, 0], 4), ([60, 20, 20, 20, 20], 0)] {
             let (mut scene, chooser) = (scene(&[1; 5]), Chooser::new(&settings));
             (0..5).for_each(|rank| scene.add(order[rank], outstanding[rank], 0));
             let taken = scene.send(&chooser, key);
@@ -360,7 +360,7 @@ proptest! {
 
     #[test]
     fn an_open_home_is_taken_and_counts_are_exact(
-        loads in prop::collection::vec((0_usize..20, 0_usize..4), 2..6),
+        loads in prop::collection::vec((0_usize..30, 0_usize..4), 2..6),
         sends in prop::collection::vec((0_u64..40, prop::option::of(0_usize..6), any::<bool>()), 1..60),
         routers in 0_u32..2,
     ) {
@@ -383,7 +383,7 @@ proptest! {
             prop_assert!(!tried.contains(&taken));
             if tried.is_empty() {
                 let others = (total - counts[taken]) as f64 / (loads.len() - 1) as f64;
-                let is_open = |index: usize| counts[index] < 16.max((2.4 * (total - counts[index]) as f64 / (loads.len() - 1) as f64).ceil() as u64);
+                let is_open = |index: usize| counts[index] < 24.max((2.4 * (total - counts[index]) as f64 / (loads.len() - 1) as f64).ceil() as u64);
                 if reason == Reason::Home {
                     // Its home, whether by the ring or remembered, is the same each time, until all are gated.
                     prop_assert!(is_open(taken) || scene.order(hash(key))[..loads.len().min(3)].iter().all(|&index| !is_open(index)) || loads.len() > 3, "{}", others);

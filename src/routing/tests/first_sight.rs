@@ -40,7 +40,7 @@ fn a_key_seen_first_leaves_its_first_choice_only_where_two_wait_and_the_second_i
             assert_eq!((told(&again), again.first_sight), ((order[expected], Reason::Home), None));
         }
         // Its gate and overflow work from there.
-        scene.add(order[expected], 10, 0);
+        scene.add(order[expected], 18, 0);
         let next = order.iter().copied().find(|&rank| rank != order[expected]).expect("another");
         assert_eq!(scene.send(&chooser, key), (next, Reason::Overflow));
     }
