@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 use crate::config::{self, Flag, Sources, help};
 use crate::sim::{self, workload::demo::Workload};
-use crate::{app, demo, demo_replica, healthcheck, routing, simulate, units};
+use crate::{app, demo, demo_replica, healthcheck, simulate, units};
 
 /// Runs the process's command line.
 pub fn main() -> ExitCode {
@@ -155,7 +155,8 @@ struct SimulateFlags {
     /// Each run once for each of the seeds 1 to N, 1 to 100.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=100), default_value_t = 5)]
     seeds: u64,
-    /// Requests of each run, 100 to 10000000; without it, 8,000 to 36,000 as the workload needs. The first fifth is not measured.
+    /// Requests of each run, 100 to 10000000; without it, 8,000 to 36,000 as the workload needs, and more for more than 7 replicas. The first fifth is
+    /// not measured.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     requests: Option<u64>,
     /// How old the engines' metrics may get, for rules that look at them; without it, as each of them publishes it.
@@ -170,12 +171,6 @@ struct SimulateFlags {
     /// Search also for the highest rate at which nine of ten first tokens come within 2 s.
     #[arg(long)]
     capacity: bool,
-    /// Fixes the length of `prefix_aware`.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(units::PrefixLength::MIN..=units::PrefixLength::MAX))]
-    prefix_length: Option<u64>,
-    /// Fixes the gate of `prefix_aware`.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(units::ConcurrencyThreshold::MIN..=units::ConcurrencyThreshold::MAX))]
-    concurrency_threshold: Option<u64>,
     /// Folder with the Mooncake traces.
     #[arg(long, value_name = "DIR", default_value = "data/mooncake")]
     traces: PathBuf,
@@ -186,7 +181,7 @@ struct SimulateFlags {
     #[arg(long)]
     json: bool,
     /// Make the tables of docs/placement.md, as Markdown. It takes 25 minutes on two cores.
-    #[arg(long, conflicts_with_all = ["workload", "strategy", "load", "replicas", "routers", "bursty", "elastic", "capacity", "json", "prefix_length", "concurrency_threshold"])]
+    #[arg(long, conflicts_with_all = ["workload", "strategy", "load", "replicas", "routers", "bursty", "elastic", "capacity", "json", "requests", "metrics_age", "sharegpt"])]
     suite: bool,
 }
 
@@ -272,13 +267,8 @@ fn demo(flags: DemoFlags) -> ExitCode {
 }
 
 fn simulate(flags: SimulateFlags) -> ExitCode {
-    let routing = routing::Settings {
-        concurrency_threshold: flags.concurrency_threshold.map(units::ConcurrencyThreshold::clamped).into(),
-        prefix_length: flags.prefix_length.map(units::PrefixLength::clamped).into(),
-        ..routing::Settings::default()
-    };
     let read = simulate::modified(flags.workload, flags.bursty, flags.elastic)
-        .and_then(|workloads| Ok((workloads, simulate::strategies(&flags.strategy, &routing)?)));
+        .and_then(|workloads| Ok((workloads, simulate::strategies(&flags.strategy)?)));
     let (workloads, strategies) = match read {
         Ok(read) => read,
         Err(error) => return complain(WRONG_USE, format_args!("error: {error}")),

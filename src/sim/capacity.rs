@@ -16,13 +16,13 @@ const FIRST: [f64; 2] = [2.0 / 7.0, 4.0 / 7.0];
 const STEP: f64 = 1.6;
 /// How often a rate that is too high to begin with is divided by that: a hundredth of it is as good as nothing.
 const DESCENTS: usize = 10;
-/// No fleet that is simulated takes more for each replica.
+/// No fleet that is simulated takes more for each replica, in a run that lasts.
 const MOST: f64 = 100.0;
 /// Halvings, in the logarithm, once a rate is too high: 1.6 to the power of 1/32 is 1.5 %.
 const HALVINGS: usize = 5;
 
-/// The highest rate of requests in a second, to about 1.5 %, that `scenario` takes of `traffic`; 0 where there is none. Its own rate is of no
-/// meaning.
+/// The highest rate of requests in a second, to about 1.5 %, that `scenario` takes of `traffic`; 0 where there is none, and infinite where the traffic is
+/// over before the fleet has too much to do. Its own rate is of no meaning.
 pub fn capacity(scenario: &Scenario, traffic: &Traffic, epoch: Instant) -> f64 {
     let replicas = scenario.replicas as f64;
     let keeps = |rate: f64| {
@@ -39,7 +39,10 @@ pub fn capacity(scenario: &Scenario, traffic: &Traffic, epoch: Instant) -> f64 {
     if high <= FIRST[0] * replicas && !keeps(low) {
         return 0.0;
     }
-    while high < MOST * replicas && keeps(high) {
+    while keeps(high) {
+        if high > MOST * replicas {
+            return f64::INFINITY;
+        }
         (low, high) = (high, high * STEP);
     }
     for _ in 0..HALVINGS {

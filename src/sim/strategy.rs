@@ -29,36 +29,35 @@ const ALONE: &str = "prefix_aware:alone";
 const PEERS_LENGTH: PrefixLength = PrefixLength::clamped(4_096);
 
 impl Strategy {
-    /// The strategy of that name, which goes by `routing` where the name says nothing else; or what is wrong with it.
-    pub fn parse(name: &str, routing: &routing::Settings) -> Result<Self, String> {
+    /// The strategy of that name, with the defaults for all that the name does not say; or what is wrong with it.
+    pub fn parse(name: &str) -> Result<Self, String> {
         let named = |how| Ok(Self { name: name.to_owned(), how });
         let known = StrategyName::ALL.iter().copied().find(|strategy| strategy.name() == name);
         if let Some(strategy) = known {
-            return named(How::Production(routing::Settings { strategy, ..routing.clone() }));
+            return named(How::Production(routing::Settings { strategy, ..routing::Settings::default() }));
         }
         if let Some(peer) = Peer::ALL.iter().copied().find(|peer| peer.name() == name) {
             return named(How::Peer(peer));
         }
         if name == ALONE {
-            return named(How::Production(routing::Settings { strategy: StrategyName::PrefixAware, routers: 1, ..routing.clone() }));
+            return named(How::Production(routing::Settings {
+                strategy: StrategyName::PrefixAware,
+                routers: 1,
+                ..routing::Settings::default()
+            }));
         }
         let Some(numbers) = name.strip_prefix("prefix_aware:") else { return Err(unknown(name)) };
         let (length, threshold) = numbers.split_once('/').ok_or_else(|| unknown(name))?;
-        let prefix_length = number(length).and_then(PrefixLength::new);
-        let concurrency_threshold = number(threshold).and_then(ConcurrencyThreshold::new);
+        let (prefix_length, concurrency_threshold) = (or_auto(length, PrefixLength::new), or_auto(threshold, ConcurrencyThreshold::new));
         let (Some(prefix_length), Some(concurrency_threshold)) = (prefix_length, concurrency_threshold) else {
             let (lengths, thresholds) = ((PrefixLength::MIN, PrefixLength::MAX), (ConcurrencyThreshold::MIN, ConcurrencyThreshold::MAX));
             return Err(format!(
-                "`{name}` is out of range; allowed: a length from {} to {} and a threshold from {} to {}",
+                "`{name}` is out of range; allowed: a length from {} to {} and a threshold from {} to {}, or `auto`",
                 lengths.0, lengths.1, thresholds.0, thresholds.1
             ));
         };
-        let routing = routing::Settings {
-            strategy: StrategyName::PrefixAware,
-            concurrency_threshold: OrAuto::Fixed(concurrency_threshold),
-            prefix_length: OrAuto::Fixed(prefix_length),
-            ..routing.clone()
-        };
+        let routing =
+            routing::Settings { strategy: StrategyName::PrefixAware, concurrency_threshold, prefix_length, ..routing::Settings::default() };
         named(How::Production(routing))
     }
 
@@ -82,17 +81,13 @@ fn unknown(name: &str) -> String {
     format!("unknown strategy `{name}`; allowed: {}", names())
 }
 
-fn number(text: &str) -> Option<u64> {
-    text.parse().ok()
+fn or_auto<T>(text: &str, new: impl Fn(u64) -> Option<T>) -> Option<OrAuto<T>> {
+    if text == "auto" { Some(OrAuto::Auto) } else { text.parse().ok().and_then(new).map(OrAuto::Fixed) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parse(name: &str) -> Result<Strategy, String> {
-        Strategy::parse(name, &routing::Settings::default())
-    }
 
     #[test]
     fn names_are_known_and_others_are_refused() {
@@ -108,14 +103,18 @@ mod tests {
             "llm-d",
             "dynamo",
         ] {
-            assert_eq!(parse(name).map(|strategy| strategy.name), Ok(name.to_owned()));
+            assert_eq!(Strategy::parse(name).map(|strategy| strategy.name), Ok(name.to_owned()));
         }
-        let How::Production(routing) = parse("prefix_aware:4096/64").expect("it is one").how else { panic!("a peer") };
+        let How::Production(routing) = Strategy::parse("prefix_aware:4096/64").expect("it is one").how else { panic!("a peer") };
         assert_eq!(routing.prefix_length, OrAuto::Fixed(PrefixLength::clamped(4_096)));
         assert_eq!(routing.concurrency_threshold, OrAuto::Fixed(ConcurrencyThreshold::clamped(64)));
-        assert!(parse("prefix_aware:512/64").expect_err("too short").contains("1024 to 65536"));
+        let How::Production(routing) = Strategy::parse("prefix_aware:4096/auto").expect("it is one").how else { panic!("a peer") };
+        assert_eq!((routing.prefix_length, routing.concurrency_threshold), (OrAuto::Fixed(PrefixLength::clamped(4_096)), OrAuto::Auto));
+        for name in ["prefix_aware:512/64", "prefix_aware:auto/0", "prefix_aware:/", "prefix_aware:4096/Auto"] {
+            assert!(Strategy::parse(name).expect_err("out of range").contains("1024 to 65536"), "{name}");
+        }
         for name in ["rand", "prefix_aware:4096", ""] {
-            let error = parse(name).expect_err(name);
+            let error = Strategy::parse(name).expect_err(name);
             assert!(error.contains("round_robin") && error.contains("llm-d"), "{error}");
         }
     }

@@ -9,7 +9,6 @@ use super::run::run;
 use super::scenario::{Failure, Run, Scenario};
 use super::strategy::{Strategy, names};
 use super::workload::{Files, Traffic, Workload};
-use crate::routing;
 
 const ALL: [&str; 12] = [
     "random",
@@ -33,7 +32,7 @@ fn traffic(name: &str, requests: usize, seed: u64) -> Traffic {
 
 fn scenario(strategy: &str, rate: f64) -> Scenario {
     Scenario {
-        strategy: Strategy::parse(strategy, &routing::Settings::default()).expect(strategy),
+        strategy: Strategy::parse(strategy).expect(strategy),
         replicas: 4,
         routers: 1,
         engine: Settings::default(),

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::routing;
 use crate::sim::strategy::{Strategy, names};
 use crate::sim::workload::{MODIFIERS, NAMES, Starts, Workload};
 use plan::{Cell, Plan};
@@ -46,6 +45,9 @@ pub struct Options {
     pub sharegpt: Option<PathBuf>,
 }
 
+/// Percentiles of fewer requests say little.
+const FEW: usize = 1_000;
+
 /// How figures are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Show {
@@ -57,9 +59,9 @@ pub enum Show {
     Suite,
 }
 
-/// The strategies of these names, which go by `routing` where these say nothing else.
-pub fn strategies(names: &[String], routing: &routing::Settings) -> Result<Vec<Strategy>, String> {
-    names.iter().map(|name| Strategy::parse(name, routing)).collect()
+/// The strategies of these names.
+pub fn strategies(names: &[String]) -> Result<Vec<Strategy>, String> {
+    names.iter().map(|name| Strategy::parse(name.trim())).collect()
 }
 
 /// What may be simulated, for `--help`.
@@ -97,7 +99,25 @@ pub fn run(options: &Options, show: Show) -> Result<()> {
         return suite::run(options, &mut tell);
     }
     let results = Plan::new(options)?.run(&cells(options))?;
+    warn_of_few(&results, options)?;
     tell(&if show == Show::Json { serde_json::to_string_pretty(&results)? + "\n" } else { table::render(&results) })
+}
+
+/// Says which workloads were over too soon to be looked at.
+fn warn_of_few(results: &[plan::Result], options: &Options) -> Result<()> {
+    for group in results.chunk_by(|one, other| one.workload == other.workload) {
+        let measured = group.iter().flat_map(|result| &result.seeds).map(|figures| figures.requests).min().unwrap_or(0);
+        let workload = options.workloads.iter().find(|workload| workload.to_string() == group[0].workload);
+        let all = options.requests.or(workload.map(|workload| workload.usual_requests(options.replicas))).unwrap_or(0);
+        if measured < FEW || measured * 3 < all {
+            let name = &group[0].workload;
+            writeln!(
+                std::io::stderr(),
+                "warning: {name}: of {all} requests no more than {measured} are measured, since conversations outlast the run; more --requests say more"
+            )?;
+        }
+    }
+    Ok(())
 }
 
 fn cells(options: &Options) -> Vec<Cell> {

@@ -32,13 +32,14 @@ pub(super) struct Cell {
 pub(super) struct Result {
     pub(super) workload: String,
     pub(super) strategy: String,
-    /// As a share of what the fleet takes under `random`.
-    pub(super) load: f64,
-    /// The same in requests in a second; nothing in a closed loop.
-    pub(super) offered: f64,
+    /// As a share of what the fleet takes under `random`; `None` in a closed loop.
+    pub(super) load: Option<f64>,
+    /// The same in requests in a second.
+    pub(super) offered: Option<f64>,
     pub(super) replicas: usize,
     pub(super) routers: usize,
-    /// Requests in a second at which nine of ten first tokens come within two seconds, with the first seed.
+    /// Requests in a second at which nine of ten first tokens come within two seconds, with the first seed; infinite (in JSON null) where the requests
+    /// were over before that.
     pub(super) capacity: Option<f64>,
     /// For each seed, from 1 on.
     pub(super) seeds: Vec<Figures>,
@@ -69,7 +70,7 @@ impl Plan {
         }
         let made = jobs::spread("traffic", &wanted, |(workload, seed)| {
             let seed = *seed;
-            let requests = options.requests.unwrap_or_else(|| workload.usual_requests());
+            let requests = options.requests.unwrap_or_else(|| workload.usual_requests(options.replicas));
             workload.traffic(requests, seed, &files).map(|traffic| ((workload.to_string(), seed), traffic))
         });
         let traffic = made.into_iter().collect::<std::result::Result<_, _>>().map_err(|error| anyhow!(error))?;
@@ -95,8 +96,8 @@ impl Plan {
                 Ok(Result {
                     workload: cell.workload.to_string(),
                     strategy: cell.strategy.name.clone(),
-                    load: cell.load,
-                    offered: self.offered(cell),
+                    load: (!cell.is_closed()).then_some(cell.load),
+                    offered: (!cell.is_closed()).then(|| self.offered(cell)),
                     replicas: cell.replicas,
                     routers: cell.routers,
                     capacity: (cell.capacity && !cell.is_closed()).then(|| found.next()).flatten(),
@@ -109,7 +110,7 @@ impl Plan {
 
     /// What the fleets take under `random`, as far as it is not known yet.
     fn search_random(&mut self, cells: &[Cell]) -> Fallible<()> {
-        let random = Strategy::parse("random", &crate::routing::Settings::default()).map_err(|error| anyhow!(error))?;
+        let random = Strategy::parse("random").map_err(|error| anyhow!(error))?;
         let mut wanted: Vec<Cell> = Vec::new();
         for cell in cells.iter().filter(|cell| !cell.is_closed()) {
             // What modifies a workload is no part of what its load is a share of.
@@ -120,7 +121,15 @@ impl Plan {
         }
         let found = jobs::spread("what random takes", &wanted, |cell| capacity(&self.scenario(cell, 1), self.traffic(cell, 1), self.epoch));
         for (cell, rate) in wanted.iter().zip(found) {
-            ensure!(rate.is_finite() && rate > 0.0, "{}: no rate is low enough", cell.workload);
+            ensure!(rate > 0.0, "{}: no rate is low enough", cell.workload);
+            let requests = self.traffic(cell, 1).requests();
+            ensure!(
+                rate.is_finite(),
+                "{}: {requests} requests are over before {} replicas have too much to do, so there is no load to be a share of; more --requests, or \
+                 fewer --replicas",
+                cell.workload,
+                cell.replicas
+            );
             self.random.insert(cell.key(), rate);
         }
         Ok(())

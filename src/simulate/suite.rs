@@ -7,7 +7,6 @@ use anyhow::{Result as Fallible, anyhow};
 use super::plan::{Cell, Plan, Result};
 use super::table::{Change, against, mean};
 use super::{Options, strategies};
-use crate::routing;
 use crate::sim::figures::Figures;
 use crate::sim::strategy::Strategy;
 use crate::sim::workload::Workload;
@@ -59,7 +58,7 @@ const OVERLOAD: f64 = 1.85;
 pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>) -> Fallible<()> {
     let parse = |names: &[&str]| {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        strategies(&names, &routing::Settings::default()).map_err(|error| anyhow!(error))
+        strategies(&names).map_err(|error| anyhow!(error))
     };
     let (all, few) = (parse(&STRATEGIES)?, parse(&FEW)?);
     let workloads: Vec<Workload> = workloads(&WORKLOADS)?;
@@ -78,7 +77,7 @@ pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>)
          the same seed (mean over {} seeds ± deviation); × is the throughput at p90 < 2 s against `random`'s, first seed.\n\n{}",
         LOAD * 100.0,
         options.seeds,
-        matrix(&main, &absolute, &|result, base| { format!("{}, ×{:.1}", against(result, base), times(result, base)) }),
+        matrix(&main, &absolute, &|result, base| against(result, base) + &times(result, base)),
     ))?;
     let spread = |result: &Result| {
         let of = |figure: fn(&Figures) -> f64| mean(&result.seeds, figure);
@@ -99,7 +98,8 @@ pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>)
         matrix(&results, &absolute, &against)
     ))?;
     for replicas in SIZES {
-        let results = make(&workloads, &few, &|cell| Cell { replicas, ..cell })?;
+        let mut plan = Plan::new(&Options { workloads: workloads.clone(), replicas, ..options.clone() })?;
+        let results = plan.run(&cells(&workloads, &few, &|cell| Cell { replicas, ..cell }))?;
         let table = matrix(&results, &absolute, &|result, base| {
             let p99 = Change::of(result, base, |figures| figures.first_token_ms.p99);
             format!("{}/{p99}; {:.2}", against(result, base), mean(&result.seeds, |figures| figures.most_work))
@@ -121,7 +121,7 @@ pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>)
     }
     let mut plan = Plan::new(&Options { workloads: long.clone(), requests: Some(LONG_REQUESTS), seeds: 1, ..options })?;
     let results = plan.run(&cells(&long, &few, &|cell| Cell { capacity: true, ..cell }))?;
-    let table = matrix(&results, &rate, &|result, base| format!("{}, ×{:.1}", rate(result), times(result, base)));
+    let table = matrix(&results, &rate, &|result, base| rate(result) + &times(result, base));
     tell(&format!("\n### Throughput in a long run\n\nRequests in a second at p90 < 2 s; {LONG_REQUESTS} requests, first seed.\n\n{table}"))
 }
 
@@ -137,9 +137,10 @@ fn workloads(names: &[&str]) -> Fallible<Vec<Workload>> {
     names.iter().map(|name| name.parse().map_err(|error: String| anyhow!(error))).collect()
 }
 
-/// How many times `random`'s throughput a result's is.
-fn times(result: &Result, base: &Result) -> f64 {
-    result.capacity.zip(base.capacity).map_or(0.0, |(own, base)| own / base)
+/// How many times `random`'s throughput a result's is, where the run is long enough to tell.
+fn times(result: &Result, base: &Result) -> String {
+    let factor = result.capacity.zip(base.capacity).map(|(own, base)| own / base);
+    factor.filter(|factor| factor.is_finite()).map_or_else(String::new, |factor| format!(", ×{factor:.1}"))
 }
 
 fn rate(result: &Result) -> String {
@@ -176,7 +177,7 @@ fn head<'a>(columns: impl Iterator<Item = &'a str>) -> String {
 fn absolute(base: &Result) -> String {
     let of = |figure: fn(&Figures) -> f64| mean(&base.seeds, figure);
     let (p50, p90) = (of(|figures| figures.first_token_ms.p50), of(|figures| figures.first_token_ms.p90));
-    format!("{p50:.0}/{p90:.0} ms at {:.1}/s{}", base.offered, afterwards(base))
+    format!("{p50:.0}/{p90:.0} ms at {:.1}/s{}", base.offered.unwrap_or(0.0), afterwards(base))
 }
 
 /// P90 in the minutes after what happened.

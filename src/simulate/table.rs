@@ -47,23 +47,25 @@ pub(super) fn render(results: &[Result]) -> String {
     text + NOTES
 }
 
-const NOTES: &str = "Times to the first token and to the answer's end in ms; means over the seeds. Against random: p50 and p90 in %, of equal seeds, and\n\
-                     how far the seeds deviate. least, most: requests of a replica, mean = 1; work: the most seconds spent on prompts, mean = 1.\n";
+const NOTES: &str = "\
+p50/p90 %         time to the first token against random's with the same seed, and how far the seeds deviate from that
+p50, p90, p99     time to the first token in ms; mean, too; end: mean time to the answer's end. All are means over the seeds, without failed requests
+ans/s             answers in a second; hit %: tokens of prompts that were found in caches
+least, most       requests of a replica, mean = 1; work: the most seconds spent on prompts, mean = 1
+over %            requests that went elsewhere since their home had too much to do
+cold              the first fifth of all requests, which the other figures leave out, as they do what comes when no conversation begins any more
+";
 
 fn heading(first: &Result) -> String {
     let Result { workload, load, offered, replicas, routers, seeds, .. } = first;
-    let offered = if *offered > 0.0 {
-        format!("{offered:.1} requests/s ({:.0} % of what random takes)", load * 100.0)
-    } else {
-        "closed loop".to_owned()
+    let offered = match (offered, load) {
+        (Some(offered), Some(load)) => format!("{offered:.1} requests/s ({:.0} % of what random takes)", load * 100.0),
+        _ => "closed loop".to_owned(),
     };
-    format!(
-        "{workload}: {offered}, {replicas} replicas, {routers} router{}, {} requests measured, {} seed{}",
-        if *routers == 1 { "" } else { "s" },
-        seeds.first().map_or(0, |figures| figures.requests),
-        seeds.len(),
-        if seeds.len() == 1 { "" } else { "s" },
-    )
+    let measured = seeds.first().map_or(0, |figures| figures.requests);
+    let numbers = [(*replicas, "replica"), (*routers, "router"), (measured, "request"), (seeds.len(), "seed")];
+    let [replicas, routers, measured, seeds] = numbers.map(|(count, what)| format!("{count} {what}{}", if count == 1 { "" } else { "s" }));
+    format!("{workload}: {offered}, {replicas}, {routers}, {measured} measured, {seeds}")
 }
 
 fn one_table(group: &[Result]) -> String {
@@ -90,7 +92,10 @@ fn one_table(group: &[Result]) -> String {
         if has_capacity {
             let factor =
                 result.capacity.zip(random.and_then(|random| random.capacity)).map(|(own, random)| format!(" x{:.2}", own / random));
-            row.push(format!("{:.1}{}", result.capacity.unwrap_or(0.0), factor.unwrap_or_default()));
+            row.push(match result.capacity {
+                Some(rate) if rate.is_finite() => format!("{rate:.1}{}", factor.unwrap_or_default()),
+                _ => "not reached".to_owned(),
+            });
         }
         if has_failures {
             row.push(format!("{:.1}", mean(&result.seeds, |figures| figures.failed as f64)));

@@ -479,6 +479,14 @@ fn a_simulation_gives_the_same_figures_again() {
 }
 
 #[test]
+fn a_simulation_says_when_it_has_seen_too_little() {
+    for (requests, is_little) in [("400", true), ("1500", false)] {
+        let output = run(program().args(["simulate", "-w", "unique", "-s", "random", "--seeds", "1", "--requests", requests]));
+        assert_eq!(said(&output).contains("warning: unique: of 400 requests no more than 320 are measured"), is_little, "{}", said(&output));
+    }
+}
+
+#[test]
 fn a_simulation_says_what_it_does_not_know() {
     for (words, problem) in [
         (["-w", "aws:x"], "is not a number of uses"),
@@ -486,6 +494,7 @@ fn a_simulation_says_what_it_does_not_know() {
         (["-s", "fastest"], "least_outstanding"),
         (["-w", "pool+closed:7+bursty"], "one too many"),
         (["--traces", "/nowhere"], "/nowhere"),
+        (["-w", "agentic"], "are over before 7 replicas have too much to do"),
     ] {
         let mut command = program();
         command.args(["simulate", "--requests", "100"]).args(words);

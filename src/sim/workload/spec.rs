@@ -94,7 +94,7 @@ impl std::str::FromStr for Workload {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let mut parts = name.split('+');
+        let mut parts = name.trim().split('+');
         let base = parts.next().unwrap_or_default();
         let base = match base.split_once(':') {
             None => match base {
@@ -181,14 +181,16 @@ impl Workload {
         Self { base: self.base.clone(), starts: Starts::Poisson, elastic: false, change: false, failure: false }
     }
 
-    /// Requests of a run, unless said otherwise: enough for caches to fill and to be measured afterwards.
-    pub fn usual_requests(&self) -> usize {
-        match self.base {
+    /// Requests of a run on so many replicas, unless said otherwise: enough for caches to fill and to be measured afterwards.
+    pub fn usual_requests(&self, replicas: usize) -> usize {
+        let of_seven = match self.base {
             Base::Chat => 36_000,
             Base::Agentic => 20_000,
             Base::Mooncake | Base::MooncakeSynthetic => 8_000,
             _ => 14_000,
-        }
+        };
+        // A larger fleet gets through them sooner, and conversations do not.
+        of_seven * replicas.max(7) / 7
     }
 
     /// The traffic of a seed; or why a file that it needs will not do.
