@@ -71,7 +71,7 @@ pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>)
     let mut plan = Plan::new(&options)?;
     let mut make =
         |workloads: &[Workload], strategies: &[Strategy], change: &dyn Fn(Cell) -> Cell| plan.run(&cells(workloads, strategies, change));
-    let main = make(&workloads, &all, &|cell| Cell { capacity: true, ..cell })?;
+    let main = make(&workloads, &all, &|cell| Cell { capacity: cell.workload != long[0], ..cell })?;
     tell(&format!(
         "### All workloads\n\n{REPLICAS} replicas, one router, {:.0} % of what `random` takes. Time to the first token, p50/p90, in % against `random` with \
          the same seed (mean over {} seeds ± deviation); × is the throughput at p90 < 2 s against `random`'s, first seed.\n\n{}",
