@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
-use prefix_router::request::{Boundary, Key, Placement};
+use prefix_router::request::{Ask, Boundary, Key, Placement};
 use prefix_router::routing::{self, Aim, Candidates, Chooser};
 use prefix_router::units::{ConcurrencyThreshold, OrAuto, Weight};
 use rand::SeedableRng;
@@ -49,12 +49,13 @@ fn choice(c: &mut Criterion) {
         });
         // Seven boundaries that all requests share, and one of a thousand behind them.
         let shared = (0..7_u64).map(|step| Boundary { depth: 1_024 << step, key: Key(step.wrapping_mul(0x9e37_79b9_7f4a_7c15)) });
-        let mut prompt = Placement::ByKey(shared.chain([Boundary { depth: 1 << 17, key: Key(0) }]).collect());
+        let boundaries = shared.chain([Boundary { depth: 1 << 17, key: Key(0) }]).collect();
+        let mut prompt = Ask { placement: Placement::ByKey(boundaries), ..Ask::default() };
         let mut number = 0_u64;
         group.bench_function(BenchmarkId::new("prefix_aware, automatic, eight boundaries", replicas), |b| {
             b.iter(|| {
                 number = number.wrapping_add(1);
-                if let Placement::ByKey(boundaries) = &mut prompt {
+                if let Placement::ByKey(boundaries) = &mut prompt.placement {
                     boundaries[7].key = Key((number % 1_000).wrapping_mul(0xd6e8_feb8_6659_fd93));
                 }
                 let aim = automatic.aim(black_box(&prompt), pool);

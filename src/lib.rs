@@ -39,7 +39,7 @@
 //! let snapshot = fleet.snapshot();
 //! let pool = snapshot.pool(ask.model.as_deref()).expect("these replicas take any model");
 //! let chooser = Chooser::new(&routing::Settings::default());
-//! let aim = chooser.aim(&ask.placement, pool);
+//! let aim = chooser.aim(&ask, pool);
 //! let choice = chooser.choose(&aim, &Candidates::new(pool, &[], Instant::now()), &mut rand::rng()).expect("there are replicas");
 //! assert_eq!(choice.reason, Reason::Home);
 //! assert_eq!(choice.lease.replica().outstanding(), 1);

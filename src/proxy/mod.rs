@@ -258,7 +258,7 @@ impl Proxy {
             view.pool(model).is_none_or(|pool| rules.chooser.is_enough(boundary, pool))
         });
         let Some(pool) = view.pool(ask.model.as_deref()) else { return (ask, Aim::default()) };
-        let aim = rules.chooser.aim(&ask.placement, pool);
+        let aim = rules.chooser.aim(&ask, pool);
         if let Aim::ByKey(sight) = &aim {
             self.parties.metrics.aimed(sight);
             if !sight.moved.is_empty() {

@@ -1,0 +1,135 @@
+//! What is thought of one replica: what it holds, what it has to do that this router did not send, and how well that was foretold.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::holdings::{BYTES_OF_ENTRY, Holdings};
+use super::learnt::BYTES_PER_TOKEN;
+use crate::fleet::{ByIncarnation, Incarnation, Replica};
+
+/// A cache of which nothing is known holds so many tokens.
+const UNKNOWN_CACHE: u64 = 400_000;
+
+/// Of a cache, so much is taken for what holds prompts of this router's: the rest is answers, and what others send.
+const PART_OF_CACHE: f64 = 0.8;
+
+/// What an engine says of itself counts for so long.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// What engines say of themselves, as far as it matters here.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Requests in its batch.
+    pub running: u64,
+    /// Requests in its queue.
+    pub waiting: u64,
+    /// Tokens that its cache has room for.
+    pub cache_tokens: Option<u64>,
+}
+
+/// What is thought of a replica.
+#[derive(Debug)]
+pub(super) struct Picture {
+    incarnation: Weak<Incarnation>,
+    /// When it was first a candidate.
+    born: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) holdings: Holdings,
+    /// What is to be computed for answers that come whole: their first byte is their last, so their tokens count until they should be computed.
+    unstreamed: VecDeque<(Instant, u64)>,
+    /// Of other routers' requests, how many run and wait there, and since when that is known.
+    others: Option<(Instant, [u64; 2])>,
+}
+
+impl Picture {
+    fn new(replica: &Replica, most_entries: usize, now: Instant) -> Self {
+        let holdings = Holdings::new(bytes(UNKNOWN_CACHE), most_entries);
+        Self {
+            incarnation: replica.watch(),
+            born: now,
+            state: Mutex::new(State { holdings, unstreamed: VecDeque::new(), others: None }),
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // Nobody panics while it holds the lock; and if, a picture is a guess anyway.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long it has been a candidate.
+    pub(super) fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.born)
+    }
+
+    /// Takes note of what the engine says of itself.
+    pub(super) fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
+        let own = [replica.outstanding().saturating_sub(replica.waiting()), replica.waiting()];
+        let mut state = self.state();
+        state.others = Some((now, [report.running.saturating_sub(own[0]), report.waiting.saturating_sub(own[1])]));
+        if let Some(tokens) = report.cache_tokens {
+            state.holdings.resize(bytes(tokens));
+        }
+    }
+}
+
+impl State {
+    /// Tokens of answers that come whole that are still being computed.
+    pub(super) fn unstreamed(&mut self, now: Instant) -> u64 {
+        while self.unstreamed.front().is_some_and(|(until, _)| *until <= now) {
+            self.unstreamed.pop_front();
+        }
+        self.unstreamed.iter().map(|(_, tokens)| tokens).sum()
+    }
+
+    /// Counts the tokens of an answer that comes whole until then.
+    pub(super) fn expect(&mut self, until: Instant, tokens: u64) {
+        let place = self.unstreamed.partition_point(|(other, _)| *other <= until);
+        self.unstreamed.insert(place, (until, tokens));
+    }
+
+    /// How many requests of other routers run and wait there, if that is known.
+    pub(super) fn others(&self, now: Instant) -> Option<[u64; 2]> {
+        self.others.filter(|(since, _)| now.saturating_duration_since(*since) < FRESH).map(|(_, others)| others)
+    }
+}
+
+fn bytes(tokens: u64) -> u64 {
+    (tokens as f64 * PART_OF_CACHE * BYTES_PER_TOKEN) as u64
+}
+
+/// The pictures of all replicas, within one bound.
+#[derive(Debug)]
+pub(super) struct Pictures {
+    all: RwLock<ByIncarnation<Arc<Picture>>>,
+    /// Bytes that the chunks of all of them may take.
+    memory: usize,
+}
+
+impl Pictures {
+    pub(super) fn new(memory: usize) -> Self {
+        Self { all: RwLock::new(HashMap::default()), memory }
+    }
+
+    /// That of a replica; begun where there is none.
+    pub(super) fn of(&self, replica: &Replica, now: Instant) -> Arc<Picture> {
+        if let Some(known) = self.known(replica) {
+            return known;
+        }
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        // Who has left and has nothing in flight needs none.
+        all.retain(|_, picture| picture.incarnation.strong_count() > 0);
+        // A doubling fleet keeps its bound: nobody gets more than what all could have.
+        let most_entries = self.memory / BYTES_OF_ENTRY / (all.len() + 1).next_power_of_two().max(8);
+        Arc::clone(all.entry(replica.incarnation()).or_insert_with(|| Arc::new(Picture::new(replica, most_entries, now))))
+    }
+
+    /// That of a replica, if there is one.
+    pub(super) fn known(&self, replica: &Replica) -> Option<Arc<Picture>> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner).get(&replica.incarnation()).cloned()
+    }
+}
