@@ -9,6 +9,7 @@ mod key;
 mod prompt;
 mod surface;
 mod unescape;
+mod usage;
 
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub use boundaries::{Boundaries, Boundary, MAX_BOUNDARIES};
 pub use key::Key;
 pub use surface::{Dialect, Refusal, Surface};
+pub use usage::Usage;
 
 use crate::units::{OrAuto, PrefixLength};
 use json::{LongStrings, Malformed};
