@@ -16,6 +16,7 @@ mod headers;
 mod local;
 mod response;
 mod stream;
+mod usage;
 
 use std::future::poll_fn;
 use std::net::SocketAddr;

@@ -10,6 +10,7 @@ mod key;
 mod prompt;
 mod surface;
 mod unescape;
+mod usage;
 
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ pub use boundaries::{Boundaries, Boundary, MAX_BOUNDARIES};
 pub use chunks::{Chunks, end_of, next_end};
 pub use key::Key;
 pub use surface::{Dialect, Refusal, Surface};
+pub use usage::Usage;
 
 use crate::units::{OrAuto, PrefixLength};
 use chunks::ChunkHasher;

@@ -15,7 +15,7 @@ use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError};
 use super::placement::Placement;
 use super::requests::Requests;
 use crate::fleet::{ByIncarnation, Incarnation, Replica, Snapshot, State};
-use crate::request::Surface;
+use crate::request::{Surface, Usage};
 use crate::routing::Reason;
 
 /// What a client that left is called in the log; it has a counter of its own.
@@ -302,6 +302,11 @@ impl Metrics {
             Some(error) => self.errors.with_label_values(&[error]).inc(),
             None => {}
         }
+    }
+
+    /// Counts what an answer said that its request took.
+    pub(super) fn used(&self, usage: &Usage) {
+        self.requests.used(usage);
     }
 
     /// The text that Prometheus scrapes. What the fleet itself counts is read at this moment.

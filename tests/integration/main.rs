@@ -46,3 +46,4 @@ mod streaming;
 mod stuck;
 mod timeouts;
 mod truncation;
+mod usage;
