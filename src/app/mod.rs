@@ -23,6 +23,7 @@ use crate::config::{Config, Reading};
 use crate::fleet::{Snapshot, State};
 use crate::live::LiveFleet;
 use crate::proxy::{self, Parties, Proxy, Rules};
+use crate::request;
 use crate::resolver::{HostNames, Resolver};
 use crate::routing::{self, Chooser};
 use crate::server;
@@ -241,7 +242,8 @@ fn choosing(config: &Config) -> routing::Settings {
 /// What requests go by; the chooser is kept where its settings have not changed, with all that it has learnt.
 fn rules(config: &Config, chooser: Option<Arc<Chooser>>) -> Rules {
     let chooser = chooser.unwrap_or_else(|| Arc::new(Chooser::new(&choosing(config))));
-    Rules { settings: config.proxy.clone(), key: config.key.clone(), chooser, admission: config.admission.clone() }
+    let key = request::Settings { chunks: chooser.wants_chunks(), ..config.key.clone() };
+    Rules { settings: config.proxy.clone(), key, chooser, admission: config.admission.clone() }
 }
 
 /// The traffic port.

@@ -270,6 +270,12 @@ pub(super) static KEYS: &[Key] = &[
         Kind::Number(0..=1_000, at!(routing.routers as u32)),
     ),
     key(
+        "index_memory",
+        "Memory for what cache_aware keeps in mind of what the replicas hold, all together.",
+        "64MiB",
+        Kind::Size(1 << 20..=64 << 30, at!(routing.index_memory)),
+    ),
+    key(
         "prefix_includes",
         "What belongs to the key besides text: tool definitions, digests of images and other media.",
         "[]",

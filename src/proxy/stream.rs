@@ -43,6 +43,9 @@ impl Answer {
         if self.has_begun() {
             // Whether or not the client takes it.
             slot.first_byte();
+            if self.is_good {
+                slot.began();
+            }
         }
         let fleet = Arc::clone(&parties.fleet);
         headers::strip_hop_by_hop(&mut self.head.headers);
@@ -99,6 +102,7 @@ impl Work {
     /// No more of the answer passes: what it told of its request's tokens is known by now, and so is the replica, which is `slot`'s.
     fn settle_usage(&mut self) {
         self.record.usage = self.usage.as_ref().and_then(UsageReader::usage);
+        self.record.usage.into_iter().for_each(|usage| self.slot.told(usage));
     }
 }
 
@@ -227,6 +231,7 @@ impl ResponseBody {
             work.record.passed_on(data.len());
             work.slot.first_byte();
             if std::mem::take(&mut work.is_awaited) {
+                work.slot.began();
                 work.fleet.answered(work.slot.replica());
             }
             if let Some(usage) = &mut work.usage {

@@ -511,7 +511,12 @@ fn a_simulation_gives_the_same_figures_again() {
 fn a_simulation_says_when_it_has_seen_too_little() {
     for (requests, is_little) in [("400", true), ("1500", false)] {
         let output = run(program().args(["simulate", "-w", "unique", "-s", "random", "--seeds", "1", "--requests", requests]));
-        assert_eq!(said(&output).contains("warning: unique: of 400 requests no more than 320 are measured"), is_little, "{}", said(&output));
+        assert_eq!(
+            said(&output).contains("warning: unique: of 400 requests no more than 320 are measured"),
+            is_little,
+            "{}",
+            said(&output)
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! For each candidate an expected cost in seconds: what is to be computed before the prompt's first token, with the prompt's own part weighted twice, since
 //! others wait for it as well; what its batch slows it down; and a little for not being the key's first choice, so that routers which know nothing of each
-//! other look for the same thing in the same place.
+//! other look for the same thing in the same place. (That a replica which has just come takes its share by and by is the fleet's: it is no candidate for some.)
 
 mod holdings;
 mod learnt;
@@ -38,10 +38,6 @@ const DECODE: f64 = 2e-3;
 /// What it costs not to be the key's first choice, in seconds; twice as much not to be its second either.
 const RANK: f64 = 20e-3;
 
-/// A replica that has just come takes work by and by: so many seconds at first, none after this time.
-const SLOW_START: f64 = 0.1;
-const SLOW_START_LASTS: Duration = Duration::from_secs(30);
-
 /// What was expected of a request when it was sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
@@ -55,6 +51,8 @@ pub struct Forecast {
     pub other_seconds: f64,
     /// Whether the replica is its key's first choice.
     pub is_first_choice: bool,
+    /// Whether the answer comes piece by piece, so that its first byte tells how long the prompt took.
+    pub streams: bool,
 }
 
 pub(super) struct CacheAware {
@@ -87,7 +85,7 @@ impl CacheAware {
     }
 
     fn offer<'a>(&self, replica: &'a Arc<Replica>, rank: usize, hot: u32, chunks: &Chunks, values: &Values, now: Instant) -> Offer<'a> {
-        let picture = self.pictures.of(replica, now);
+        let picture = self.pictures.of(replica);
         let (held, mut ahead, others) = {
             let mut state = picture.state();
             (state.holdings.matched(chunks), (replica.ahead() + state.unstreamed(now)) as f64, state.others(now))
@@ -109,10 +107,11 @@ impl CacheAware {
         let found = if rank == 0 { own + values.credit * (prompt - own) } else { own };
         let uncached = (prompt - found).max(1.0);
         let common = (f64::from(hot) / values.bytes_per_token - own).max(0.0);
-        let young = 1.0 - (picture.age(now).as_secs_f64() / SLOW_START_LASTS.as_secs_f64()).min(1.0);
         let weight = replica.weight() as f64;
         let other = DECODE * outstanding / weight;
-        let cost = values.seconds_per_token * (ahead + OWN * (uncached - (1.0 - COMMON) * common).max(0.0)) / weight + other + SLOW_START * young + RANK * rank.min(2) as f64;
+        let cost = values.seconds_per_token * (ahead + OWN * (uncached - (1.0 - COMMON) * common).max(0.0)) / weight
+            + other
+            + RANK * rank.min(2) as f64;
         Offer { replica, cost, rank, held, uncached, tokens: ahead + uncached, other }
     }
 }
@@ -152,7 +151,7 @@ impl Strategy for CacheAware {
         }
         let Offer { replica, rank, held, uncached, tokens, other, .. } = best?;
         let mut lease = replica.lease();
-        let picture = self.pictures.of(replica, now);
+        let picture = self.pictures.of(replica);
         {
             let mut state = picture.state();
             state.holdings.insert(chunks);
@@ -169,7 +168,14 @@ impl Strategy for CacheAware {
             _ if held > 0 => Reason::Cached,
             _ => Reason::Overflow,
         };
-        let forecast = Forecast { prompt_bytes: chunks.bytes, held_bytes: held, tokens, other_seconds: other, is_first_choice: rank == 0 };
+        let forecast = Forecast {
+            prompt_bytes: chunks.bytes,
+            held_bytes: held,
+            tokens,
+            other_seconds: other,
+            is_first_choice: rank == 0,
+            streams: sight.streams,
+        };
         Some(Choice { forecast: Some(forecast), ..Choice::new(lease, reason) })
     }
 
@@ -178,7 +184,9 @@ impl Strategy for CacheAware {
     }
 
     fn first_byte(&self, forecast: &Forecast, took: Duration) {
-        self.learnt.first_byte(forecast.tokens, took.as_secs_f64(), forecast.other_seconds);
+        if forecast.streams {
+            self.learnt.first_byte(forecast.tokens, took.as_secs_f64(), forecast.other_seconds);
+        }
     }
 
     fn answered(&self, forecast: &Forecast, prompt_tokens: u64, cached_tokens: Option<u64>) {
@@ -193,7 +201,7 @@ impl Strategy for CacheAware {
     }
 
     fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
-        self.pictures.of(replica, now).hear(replica, report, now);
+        self.pictures.of(replica).hear(replica, report, now);
     }
 
     fn restarted(&self, replica: &Replica) {

@@ -32,8 +32,6 @@ pub struct Report {
 #[derive(Debug)]
 pub(super) struct Picture {
     incarnation: Weak<Incarnation>,
-    /// When it was first a candidate.
-    born: Instant,
     state: Mutex<State>,
 }
 
@@ -47,23 +45,14 @@ pub(super) struct State {
 }
 
 impl Picture {
-    fn new(replica: &Replica, most_entries: usize, now: Instant) -> Self {
+    fn new(replica: &Replica, most_entries: usize) -> Self {
         let holdings = Holdings::new(bytes(UNKNOWN_CACHE), most_entries);
-        Self {
-            incarnation: replica.watch(),
-            born: now,
-            state: Mutex::new(State { holdings, unstreamed: VecDeque::new(), others: None }),
-        }
+        Self { incarnation: replica.watch(), state: Mutex::new(State { holdings, unstreamed: VecDeque::new(), others: None }) }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Nobody panics while it holds the lock; and if, a picture is a guess anyway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How long it has been a candidate.
-    pub(super) fn age(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.born)
     }
 
     /// Takes note of what the engine says of itself.
@@ -116,7 +105,7 @@ impl Pictures {
     }
 
     /// That of a replica; begun where there is none.
-    pub(super) fn of(&self, replica: &Replica, now: Instant) -> Arc<Picture> {
+    pub(super) fn of(&self, replica: &Replica) -> Arc<Picture> {
         if let Some(known) = self.known(replica) {
             return known;
         }
@@ -125,7 +114,7 @@ impl Pictures {
         all.retain(|_, picture| picture.incarnation.strong_count() > 0);
         // A doubling fleet keeps its bound: nobody gets more than what all could have.
         let most_entries = self.memory / BYTES_OF_ENTRY / (all.len() + 1).next_power_of_two().max(8);
-        Arc::clone(all.entry(replica.incarnation()).or_insert_with(|| Arc::new(Picture::new(replica, most_entries, now))))
+        Arc::clone(all.entry(replica.incarnation()).or_insert_with(|| Arc::new(Picture::new(replica, most_entries))))
     }
 
     /// That of a replica, if there is one.

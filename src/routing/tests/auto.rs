@@ -72,7 +72,10 @@ impl Scene {
 
     pub(super) fn aim(&self, chooser: &Chooser, keys: &[u64]) -> Aim {
         let boundaries = (0..).zip(keys).map(|(index, &key)| Boundary { depth: 1_024 << index, key: Key(key) }).collect();
-        chooser.aim(&Ask { placement: Placement::ByKey(boundaries), ..Ask::default() }, self.fleet.snapshot().pool(None).expect("there is one"))
+        chooser.aim(
+            &Ask { placement: Placement::ByKey(boundaries), ..Ask::default() },
+            self.fleet.snapshot().pool(None).expect("there is one"),
+        )
     }
 
     pub(super) fn take(&self, chooser: &Chooser, aim: &Aim, tried: &[usize], limit: Option<u64>) -> Option<Choice> {
