@@ -20,12 +20,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{Admin, Reloaded, Reloading};
 use crate::config::{Config, Reading};
+use crate::engine::EngineReadings;
 use crate::fleet::{Snapshot, State};
 use crate::live::LiveFleet;
 use crate::proxy::{self, Parties, Proxy, Rules};
 use crate::request;
 use crate::resolver::{HostNames, Resolver};
 use crate::routing::{self, Chooser};
+use crate::scrape::Scraper;
 use crate::server;
 use crate::telemetry::{self, Log, Metrics};
 use reload::{Live, Reloader};
@@ -131,7 +133,7 @@ pub struct Running {
     reloading: Reloading,
     fleet: Arc<LiveFleet>,
     serving: JoinHandle<()>,
-    /// Probes and the admin port, which work until the last request has ended.
+    /// Probes, questions to engines and the admin port, which work until the last request has ended.
     _tasks: JoinSet<()>,
 }
 
@@ -199,9 +201,13 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let cut = CancellationToken::new();
     let mut tasks = JoinSet::new();
 
+    let readings = Arc::new(EngineReadings::default());
+    metrics.show_engines(&readings);
+    let (engine_metrics, engine_metrics_now) = watch::channel(config.engine_metrics.clone());
+    let scraper = Scraper { fleet: Arc::clone(&fleet), readings, settings: engine_metrics_now };
     let (roster, orders) = mpsc::channel(1);
     let (fleet_of_roster, metrics_of_roster) = (Arc::clone(&fleet), Arc::clone(&metrics));
-    tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, orders }.run());
+    tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, scraper, orders }.run());
     tasks.spawn(announce(Arc::clone(&fleet), config.health.timeout));
 
     let (reloading, requests) = mpsc::channel(1);
@@ -226,7 +232,7 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let (service, connections) = (Arc::clone(&proxy), Arc::clone(&metrics));
     let serving = tokio::spawn(serve_until_drained(traffic_listener, service, server_now, connections, draining, cut.clone()));
 
-    let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, log };
+    let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, engine_metrics, log };
     tasks.spawn(Reloader { config, reading, live, metrics, requests, is_refused: false }.run());
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };

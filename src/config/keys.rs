@@ -240,6 +240,24 @@ pub(super) static KEYS: &[Key] = &[
         "10s",
         Kind::Time(NO_TIME..=HOUR, at!(health.slow_start)),
     ),
+    key(
+        "engine_metrics_interval",
+        "Time between two questions to one replica for its engine's metrics (GET /metrics), more or less; 0s: none is asked.",
+        "2s",
+        Kind::TimeOrOff(Duration::from_millis(100)..=HOUR, at!(engine_metrics.interval)),
+    ),
+    key(
+        "engine_metrics_timeout",
+        "An answer to that which is not whole after this time is none.",
+        "1s",
+        Kind::Time(Duration::from_millis(10)..=MINUTE, at!(engine_metrics.timeout)),
+    ),
+    key(
+        "engine_metrics_max_bytes",
+        "And a longer one is none either.",
+        "4MiB",
+        Kind::Size(1 << 10..=64 << 20, at!(engine_metrics.max_bytes)),
+    ),
     // The choice.
     key("strategy", "How a replica is chosen for a request.", "prefix_aware", word!(routing.strategy: StrategyName)),
     key(

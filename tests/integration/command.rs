@@ -164,7 +164,7 @@ async fn serve_with_environment_alone() {
     let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
     let mut command = program();
     command.arg("serve").env("PREFIX_ROUTER_LISTEN", "127.0.0.1:0").env("PREFIX_ROUTER_ADMIN", "127.0.0.1:0");
-    command.env("PREFIX_ROUTER_STRATEGY", "round_robin");
+    command.env("PREFIX_ROUTER_STRATEGY", "round_robin").env("PREFIX_ROUTER_ENGINE_METRICS_INTERVAL", "0s");
     command.env("PREFIX_ROUTER_REPLICAS", format!("{};weight=1;name=a,{};name=b", a.url(), b.url()));
     let serving = Serving::start(&mut command, &[&a, &b]).await;
     let mut client = Client::connect(serving.traffic).await;
@@ -236,6 +236,7 @@ async fn the_log_says_how_long_a_request_waited_also_where_its_client_left() {
     let mut command = program();
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &format!("{};name=a", replica.url())]);
     command.env("PREFIX_ROUTER_LOG_FORMAT", "json").env("PREFIX_ROUTER_MAX_OUTSTANDING", "1");
+    command.env("PREFIX_ROUTER_ENGINE_METRICS_INTERVAL", "0s");
     let serving = Serving::start(&mut command, &[&replica]).await;
     let start = async |id: &str| {
         let mut client = Client::connect(serving.traffic).await;

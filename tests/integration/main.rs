@@ -25,6 +25,7 @@ mod discovery;
 mod drain;
 mod ejection;
 mod endpoints;
+mod engine_metrics;
 mod exposure;
 mod framing;
 mod headers;
