@@ -37,6 +37,9 @@ impl Default for Settings {
     }
 }
 
+/// Is told what an engine has just said, and whether it has begun anew since it spoke before.
+pub type Listener = Arc<dyn Fn(&Replica, &Reading, bool) + Send + Sync>;
+
 /// What asking any replica needs.
 #[derive(Clone)]
 pub struct Scraper {
@@ -44,6 +47,8 @@ pub struct Scraper {
     pub fleet: Arc<LiveFleet>,
     /// Where answers go.
     pub readings: Arc<EngineReadings>,
+    /// Who wants to know at once.
+    pub listener: Listener,
     /// How often it asks, and for how long.
     pub settings: watch::Receiver<Settings>,
 }
@@ -51,7 +56,7 @@ pub struct Scraper {
 impl Scraper {
     /// Asks one replica for ever; to be ended when it leaves. `chance` gives numbers in `0.0..1.0`, which spread the questions.
     pub async fn run(self, upstream: Arc<Upstream>, chance: impl FnMut() -> f64 + Send) {
-        let Self { fleet, readings, settings } = self;
+        let Self { fleet, readings, listener, settings } = self;
         let replica = Arc::clone(upstream.replica());
         // So it neither takes a connection that a request could use, nor leaves one that a request would find closed.
         let mut apart = upstream.apart();
@@ -62,7 +67,7 @@ impl Scraper {
             let apart = Arc::clone(&apart);
             async move { apart.get(PATH, None, max_bytes).await }
         };
-        Asking { replica, readings, answered: None, has_warned: false }.repeat(settings, chance, ask).await;
+        Asking { replica, readings, listener, answered: None, has_warned: false }.repeat(settings, chance, ask).await;
     }
 }
 
@@ -72,6 +77,7 @@ type Answer = Result<(StatusCode, Bytes), Box<dyn Error + Send + Sync>>;
 struct Asking {
     replica: Arc<Replica>,
     readings: Arc<EngineReadings>,
+    listener: Listener,
     /// Whether the last question was answered, once there was one.
     answered: Option<bool>,
     /// Whether somebody was told that it caches no prefixes.
@@ -128,7 +134,8 @@ impl Asking {
                         "replica {name} says that its engine caches no prefixes: no request is answered sooner there. Start it with --enable-prefix-caching"
                     );
                 }
-                self.readings.put(self.replica.incarnation(), reading, asked.into_std());
+                let is_reset = self.readings.put(self.replica.incarnation(), reading.clone(), asked.into_std());
+                (self.listener)(&self.replica, &reading, is_reset);
             }
             Err(why) if was_answered != Some(false) => {
                 tracing::debug!(replica = name, why, "replica {name} does not show its engine's metrics ({PATH}): {why}");
@@ -205,7 +212,8 @@ mod tests {
                     }
                 }
             };
-            let asking = Asking { replica, readings: Arc::clone(&readings), answered: None, has_warned: false };
+            let asking =
+                Asking { replica, readings: Arc::clone(&readings), listener: Arc::new(|_, _, _| {}), answered: None, has_warned: false };
             tokio::spawn(asking.repeat(told, move || chance, ask));
             Self { settings, readings, begun, asked }
         }

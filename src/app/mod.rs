@@ -5,8 +5,8 @@ mod roster;
 
 use std::future::pending;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use hyper::Request;
@@ -26,8 +26,8 @@ use crate::live::LiveFleet;
 use crate::proxy::{self, Parties, Proxy, Rules};
 use crate::request;
 use crate::resolver::{HostNames, Resolver};
-use crate::routing::{self, Chooser};
-use crate::scrape::Scraper;
+use crate::routing::{self, Chooser, Report};
+use crate::scrape::{Listener, Scraper};
 use crate::server;
 use crate::telemetry::{self, Log, Metrics};
 use reload::{Live, Reloader};
@@ -204,7 +204,9 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let readings = Arc::new(EngineReadings::default());
     metrics.show_engines(&readings);
     let (engine_metrics, engine_metrics_now) = watch::channel(config.engine_metrics.clone());
-    let scraper = Scraper { fleet: Arc::clone(&fleet), readings, settings: engine_metrics_now };
+    // Whoever chooses now; nobody yet.
+    let listening = Arc::new(OnceLock::new());
+    let scraper = Scraper { fleet: Arc::clone(&fleet), readings, listener: listener(Arc::clone(&listening)), settings: engine_metrics_now };
     let (roster, orders) = mpsc::channel(1);
     let (fleet_of_roster, metrics_of_roster) = (Arc::clone(&fleet), Arc::clone(&metrics));
     tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, scraper, orders }.run());
@@ -227,6 +229,7 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let fleet_now = Arc::clone(&fleet);
     let parties = Parties { fleet, metrics: Arc::clone(&metrics), draining: draining.clone(), cut: cut.clone(), admin };
     let proxy = Proxy::new(rules(&config, None), parties);
+    let _ = listening.set(Arc::downgrade(&proxy));
     tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
     let (server, server_now) = watch::channel(config.server.clone());
     let (service, connections) = (Arc::clone(&proxy), Arc::clone(&metrics));
@@ -238,6 +241,20 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
     tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}; replicas: {fixed}{discovered}");
     Ok(Running { traffic, admin, drain, cut, reloading, fleet: fleet_now, serving, _tasks: tasks })
+}
+
+/// Tells the chooser of the moment what engines say of themselves.
+fn listener(proxy: Arc<OnceLock<Weak<Proxy>>>) -> Listener {
+    Arc::new(move |replica, reading, is_reset| {
+        let Some(proxy) = proxy.get().and_then(Weak::upgrade) else { return };
+        let rules = proxy.rules();
+        if is_reset {
+            rules.chooser.restarted(replica);
+        }
+        let cache_tokens = reading.block_size.zip(reading.blocks).map(|(size, blocks)| size.saturating_mul(blocks));
+        let report = Report { running: reading.running, waiting: reading.waiting, cache_tokens };
+        rules.chooser.hear(replica, &report, Instant::now());
+    })
 }
 
 /// What the chooser goes by. That the prefix has no fixed length concerns the key and the choice.

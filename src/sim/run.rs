@@ -545,7 +545,7 @@ impl<'a> Simulation<'a> {
 fn report(engine: &Engine) -> Report {
     let (counts, settings) = (engine.model.counts(), engine.model.settings());
     let cache_tokens = Some((settings.blocks * settings.block_size) as u64);
-    Report { running: counts.running as u64, waiting: counts.waiting as u64, cache_tokens }
+    Report { running: Some(counts.running as u64), waiting: Some(counts.waiting as u64), cache_tokens }
 }
 
 fn nanos(duration: Duration) -> Moment {

@@ -21,9 +21,9 @@ const FRESH: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
     /// Requests in its batch.
-    pub running: u64,
+    pub running: Option<u64>,
     /// Requests in its queue.
-    pub waiting: u64,
+    pub waiting: Option<u64>,
     /// Tokens that its cache has room for.
     pub cache_tokens: Option<u64>,
 }
@@ -59,7 +59,9 @@ impl Picture {
     pub(super) fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
         let own = [replica.outstanding().saturating_sub(replica.waiting()), replica.waiting()];
         let mut state = self.state();
-        state.others = Some((now, [report.running.saturating_sub(own[0]), report.waiting.saturating_sub(own[1])]));
+        if let (Some(running), Some(waiting)) = (report.running, report.waiting) {
+            state.others = Some((now, [running.saturating_sub(own[0]), waiting.saturating_sub(own[1])]));
+        }
         if let Some(tokens) = report.cache_tokens {
             state.holdings.resize(bytes(tokens));
         }
