@@ -18,6 +18,7 @@ mod aborts;
 mod admin;
 mod admission;
 mod bodies;
+mod cache_aware;
 mod cancel;
 mod command;
 mod demo;

@@ -37,7 +37,7 @@ fn values_that_are_not_allowed() {
         ("log_level: loud", "log_level: X; allowed: error, warn, info, debug, trace", "loud is not known here"),
         (
             "strategy: prefix-aware",
-            "strategy: X; allowed: prefix_aware, least_outstanding, round_robin, random",
+            "strategy: X; allowed: prefix_aware, cache_aware, least_outstanding, round_robin, random",
             "prefix-aware is not known here",
         ),
         (

@@ -134,8 +134,8 @@ mod tests {
     /// A prompt of so many chunks in all, of which those up to `branch` are common to all of one tree.
     fn prompt(tree: u64, branch: usize, own: u64, count: usize) -> Chunks {
         let hashes = (0..count).map(|index| {
-            let own = if index < branch { 0 } else { own + 1 };
-            xxhash_rust::xxh3::xxh3_64(&[tree, own, index as u64].map(u64::to_le_bytes).concat())
+            let own = if index < branch { [0, 0] } else { [own + 1, branch as u64] };
+            xxhash_rust::xxh3::xxh3_64(&[tree, own[0], own[1], index as u64].map(u64::to_le_bytes).concat())
         });
         Chunks { hashes: hashes.collect(), bytes: end_of(count) }
     }
