@@ -4,6 +4,7 @@
 mod calibration;
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
@@ -118,7 +119,7 @@ fn predicted(c: &mut Criterion) {
             let key = Key(hash(0));
             Ask {
                 placement: Placement::ByKey([Boundary { depth: 1_024, key }].into_iter().collect()),
-                chunks: Chunks { hashes: (0..count).map(hash).collect(), bytes: tokens * 4 },
+                chunks: Some(Arc::new(Chunks { hashes: (0..count).map(hash).collect(), bytes: tokens * 4 })),
                 streams: true,
                 ..Ask::default()
             }

@@ -26,13 +26,6 @@ pub struct Chunks {
     pub bytes: usize,
 }
 
-impl Chunks {
-    /// Whether nothing is known of the prompt.
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-}
-
 /// Bytes of a prompt up to the end of its chunk behind the one that ends at `end`; of its first one for 0.
 pub const fn next_end(end: usize) -> usize {
     let step = end / PART / FIRST * FIRST;

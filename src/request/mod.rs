@@ -16,6 +16,7 @@ mod usage;
 mod tests;
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use hyper::header::HeaderName;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -80,7 +81,7 @@ pub struct Ask {
     /// How it is placed.
     pub placement: Placement,
     /// Its prompt in chunks, where that is asked for and it has a prompt.
-    pub chunks: Chunks,
+    pub chunks: Option<Arc<Chunks>>,
     /// Whose it is, as far as it says: a hash of its identifier, which is not kept itself. What has to wait is fair between these.
     pub identifier: Option<u64>,
     /// Where it stands among those that wait: lower goes first, 0 where it does not say. The body's, cut to [`PRIORITIES`].
@@ -124,7 +125,7 @@ impl Ask {
         let fields = understood.unwrap_or_default();
         let too_deep = fields.depth > settings.max_json_depth && family.is_some_and(|family| family != Family::Native);
         let chunks = match family.filter(|_| settings.chunks) {
-            None => Chunks::default(),
+            None => None,
             Some(family) => {
                 let mut hasher = ChunkHasher::new(settings.hash_seed, fields.model.as_deref(), fields.cache_salt.as_deref());
                 // What an engine renders, whatever the key is made of.
@@ -135,7 +136,7 @@ impl Ask {
                     hasher = ChunkHasher::new(settings.hash_seed, fields.model.as_deref(), fields.cache_salt.as_deref());
                     hasher.bytes(body);
                 }
-                hasher.finish()
+                Some(Arc::new(hasher.finish()))
             }
         };
         let mut enough = |boundary: &Boundary| enough(fields.model.as_deref(), boundary);

@@ -4,6 +4,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::chance::Chance;
@@ -16,7 +17,7 @@ use super::scenario::{Run, Scenario};
 use super::strategy::How;
 use super::workload::{Starts, Traffic, arrivals};
 use crate::fleet::{Lease, Outcome, Trial};
-use crate::request::{Ask, Boundaries, Chunks, Placement};
+use crate::request::{Ask, Boundaries, Placement};
 use crate::routing::{Aim, Chooser, Forecast, Report};
 
 /// Between a client and an engine, there and back: added to every time that a client measures.
@@ -302,7 +303,7 @@ impl<'a> Simulation<'a> {
         let router = self.chance.below(self.routers.len());
         let ask = Ask {
             placement: Placement::ByKey(prompt.boundaries(self.scenario.strategy.prefix_length())),
-            chunks: if self.routers[router].wants_chunks() { prompt.chunks(block_size) } else { Chunks::default() },
+            chunks: self.routers[router].wants_chunks().then(|| Arc::new(prompt.chunks(block_size))),
             streams: true,
             ..Ask::default()
         };

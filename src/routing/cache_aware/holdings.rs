@@ -33,8 +33,8 @@ struct Entry {
     bytes: u32,
 }
 
-/// What an entry takes of the memory, more or less: itself, and its place in a map that is between half and full.
-pub(super) const BYTES_OF_ENTRY: usize = size_of::<Entry>() + 24;
+/// What an entry takes of the memory, at most: itself, and its place in the map, where either has just grown to twice of what it needs.
+pub(super) const BYTES_OF_ENTRY: usize = 2 * size_of::<Entry>() + 40;
 
 impl Holdings {
     /// Nothing, with room for so many bytes of text in so many chunks; at least one.
@@ -47,6 +47,16 @@ impl Holdings {
     pub(super) fn resize(&mut self, most_bytes: u64) {
         self.most_bytes = most_bytes;
         self.shed();
+    }
+
+    /// Room for so many chunks from now on; at least one.
+    pub(super) fn limit(&mut self, most_entries: usize) {
+        let most_entries = most_entries.clamp(1, NONE as usize - 1);
+        if std::mem::replace(&mut self.most_entries, most_entries) > most_entries {
+            self.shed();
+            self.entries.shrink_to_fit();
+            self.places.shrink_to_fit();
+        }
     }
 
     /// Bytes at the beginning of a prompt that are here.
@@ -65,6 +75,12 @@ impl Holdings {
         }
         ends.into_iter().rev().for_each(|(hash, bytes)| self.touch(hash, bytes));
         self.shed();
+    }
+
+    /// Chunks that are here.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
     }
 
     /// Forgets everything.
@@ -153,6 +169,8 @@ mod tests {
         assert_eq!([1, 2, 3, 4].map(|tree| holdings.matched(&prompt(tree, 0, 1, 9)) / 256), [3, 3, 3, 1]);
         holdings.resize(256 * 2);
         assert_eq!([1, 2, 3, 4].map(|tree| holdings.matched(&prompt(tree, 0, 1, 9)) / 256), [1, 0, 0, 1]);
+        holdings.limit(1);
+        assert_eq!([1, 2, 3, 4].map(|tree| holdings.matched(&prompt(tree, 0, 1, 9)) / 256), [0, 0, 0, 1]);
         holdings.clear();
         assert_eq!((holdings.matched(&prompt(1, 0, 1, 9)), holdings.bytes), (0, 0));
     }

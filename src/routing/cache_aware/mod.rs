@@ -122,9 +122,7 @@ impl Strategy for CacheAware {
             Some(memories) => memories.look(boundaries, pool),
             None => boundaries.last().map(|last| last.key.into()),
         };
-        sight.map_or(Aim::NoKey, |sight: Sight| {
-            Aim::ByKey(Sight { chunks: Some(Arc::new(ask.chunks.clone())), streams: ask.streams, ..sight })
-        })
+        sight.map_or(Aim::NoKey, |sight: Sight| Aim::ByKey(Sight { chunks: ask.chunks.clone(), streams: ask.streams, ..sight }))
     }
 
     fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
@@ -143,7 +141,8 @@ impl Strategy for CacheAware {
         let values = self.learnt.values();
         let mut best: Option<Offer<'_>> = None;
         // The key's order first: it has the equal ones.
-        for (rank, replica) in candidates.order(sight.key).enumerate() {
+        let order = candidates.order_regardless_of_room(sight.key).enumerate();
+        for (rank, replica) in order.filter(|(_, replica)| !candidates.is_full(replica)) {
             let offer = self.offer(replica, rank, sight.hot, chunks, &values, now);
             if best.as_ref().is_none_or(|best| offer.cost < best.cost) {
                 best = Some(offer);
@@ -164,6 +163,7 @@ impl Strategy for CacheAware {
         }
         self.learnt.sent(uncached);
         let reason = match rank {
+            0 if candidates.home(sight.key).is_none() => Reason::Failover,
             0 => Reason::Home,
             _ if held > 0 => Reason::Cached,
             _ => Reason::Overflow,

@@ -114,13 +114,54 @@ impl Pictures {
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
         // Who has left and has nothing in flight needs none.
         all.retain(|_, picture| picture.incarnation.strong_count() > 0);
-        // A doubling fleet keeps its bound: nobody gets more than what all could have.
+        // In steps, so that one replica more or less mostly changes nothing.
         let most_entries = self.memory / BYTES_OF_ENTRY / (all.len() + 1).next_power_of_two().max(8);
+        all.values().for_each(|other| other.state().holdings.limit(most_entries));
         Arc::clone(all.entry(replica.incarnation()).or_insert_with(|| Arc::new(Picture::new(replica, most_entries))))
     }
 
     /// That of a replica, if there is one.
     pub(super) fn known(&self, replica: &Replica) -> Option<Arc<Picture>> {
         self.all.read().unwrap_or_else(PoisonError::into_inner).get(&replica.incarnation()).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{Fleet, ReplicaSpec, health};
+    use crate::request::{Chunks, end_of};
+    use crate::units::Weight;
+
+    fn spec(number: usize) -> ReplicaSpec {
+        ReplicaSpec { name: number.to_string(), authority: String::new(), weight: Weight::clamped(1), models: vec![], drain: false }
+    }
+
+    /// However many replicas come, and whatever was sent to them.
+    #[test]
+    fn all_pictures_together_keep_the_bound_and_who_has_left_has_none() {
+        const MEMORY: usize = 1 << 20;
+        let (mut fleet, pictures) = (Fleet::new((0..3).map(spec).collect(), health::Settings::default(), 0), Pictures::new(MEMORY));
+        let mut hash = 0;
+        for replicas in [3, 9, 40, 100, 5] {
+            fleet.adopt(Arc::new(fleet.membership().next((0..replicas).map(spec).collect(), true)));
+            for replica in fleet.snapshot().replicas() {
+                for _ in 0..40 {
+                    let hashes = (0..50).map(|_| {
+                        hash += 1;
+                        hash
+                    });
+                    pictures.of(replica).state().holdings.insert(&Chunks { hashes: hashes.collect(), bytes: end_of(50) });
+                }
+            }
+            // It is noticed when the next one comes.
+            fleet.adopt(Arc::new(fleet.membership().next((1..replicas + 1).map(spec).collect(), true)));
+            fleet.snapshot().replicas().iter().for_each(|replica| drop(pictures.of(replica)));
+            let all = pictures.all.read().expect("nobody panicked");
+            let entries: usize = all.values().map(|picture| picture.state().holdings.len()).sum();
+            assert!(entries * BYTES_OF_ENTRY <= MEMORY, "{replicas}: {entries}");
+            assert!(entries * BYTES_OF_ENTRY >= MEMORY / 8, "{replicas}: {entries}");
+            assert!(all.len() <= replicas + 1, "{replicas}: {}", all.len());
+        }
     }
 }

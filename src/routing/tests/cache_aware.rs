@@ -14,7 +14,7 @@ fn ask(tree: u64, common: usize, own: u64) -> Ask {
     let key = Key(hash([tree, 0, u64::MAX]));
     Ask {
         placement: Placement::ByKey([Boundary { depth: 1_024, key }].into_iter().collect()),
-        chunks: Chunks { hashes, bytes: end_of(CHUNKS) },
+        chunks: Some(Arc::new(Chunks { hashes, bytes: end_of(CHUNKS) })),
         streams: true,
         ..Ask::default()
     }
