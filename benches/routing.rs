@@ -119,7 +119,7 @@ fn predicted(c: &mut Criterion) {
             let key = Key(hash(0));
             Ask {
                 placement: Placement::ByKey([Boundary { depth: 1_024, key }].into_iter().collect()),
-                chunks: Some(Arc::new(Chunks { hashes: (0..count).map(hash).collect(), bytes: tokens * 4 })),
+                chunks: Some(Arc::new(Chunks { hashes: (0..count).map(hash).collect(), bytes: tokens * 4, ..Chunks::default() })),
                 streams: true,
                 ..Ask::default()
             }

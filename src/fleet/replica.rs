@@ -35,8 +35,6 @@ pub struct Incarnation {
     outstanding: AtomicU64,
     /// Those of them of whose answer's body no byte has come.
     waiting: AtomicU64,
-    /// Tokens that the engine has to compute for these, as was expected when they were sent.
-    ahead: AtomicU64,
     /// Good answers that have begun.
     answered: AtomicU64,
     /// Whether its health would hear of a good answer.
@@ -89,7 +87,6 @@ impl Replica {
             number,
             outstanding: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
-            ahead: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             awaits_answer: AtomicBool::new(false),
             on_trial: AtomicBool::new(false),
@@ -145,11 +142,6 @@ impl Replica {
     /// Requests in flight of whose answer's body no byte has come, counted by this router.
     pub fn waiting(&self) -> u64 {
         self.incarnation.waiting.load(Ordering::Relaxed)
-    }
-
-    /// Tokens of prompts that it has still to compute before the next one's, of this router's requests, as [`Lease::charge`] was told.
-    pub fn ahead(&self) -> u64 {
-        self.incarnation.ahead.load(Ordering::Relaxed)
     }
 
     /// Counts one request, whatever the count is.
@@ -215,28 +207,17 @@ impl fmt::Debug for Replica {
 pub struct Lease {
     replica: Arc<Replica>,
     is_waiting: bool,
-    /// What it adds to the tokens ahead of others, until its first byte.
-    charge: u64,
 }
 
 impl Lease {
     /// Of a request that is counted as outstanding already.
     fn counted(replica: Arc<Replica>) -> Self {
         replica.incarnation.waiting.fetch_add(1, Ordering::Relaxed);
-        Self { replica, is_waiting: true, charge: 0 }
-    }
-
-    /// Counts so many tokens as ahead of others until the first byte, in place of those that were counted before.
-    pub fn charge(&mut self, tokens: u64) {
-        if self.is_waiting {
-            self.replica.incarnation.ahead.fetch_add(tokens, Ordering::Relaxed);
-            self.replica.incarnation.ahead.fetch_sub(std::mem::replace(&mut self.charge, tokens), Ordering::Relaxed);
-        }
+        Self { replica, is_waiting: true }
     }
 
     /// Takes note of the first byte of the answer's body.
     pub fn first_byte(&mut self) {
-        self.charge(0);
         if std::mem::take(&mut self.is_waiting) {
             self.replica.incarnation.waiting.fetch_sub(1, Ordering::Relaxed);
         }

@@ -24,6 +24,23 @@ pub struct Chunks {
     pub hashes: Vec<u64>,
     /// Bytes of the whole prompt: text with escapes undone, in UTF-8; what is behind the last chunk, too.
     pub bytes: usize,
+    /// Those of them that are tool definitions, which come first.
+    pub tools: usize,
+    /// Whether there is something in it whose tokens cannot be told from its bytes: media, or a body that is not understood.
+    pub is_opaque: bool,
+}
+
+impl Chunks {
+    /// How many chunks two prompts have in common.
+    pub fn common(&self, other: &Self) -> usize {
+        // Where one hash is common, all before it are: halves are left out until one place is left.
+        let (mut common, mut beyond) = (0, self.hashes.len().min(other.hashes.len()) + 1);
+        while common + 1 < beyond {
+            let middle = common.midpoint(beyond);
+            if self.hashes[middle - 1] == other.hashes[middle - 1] { common = middle } else { beyond = middle }
+        }
+        common
+    }
 }
 
 /// Bytes of a prompt up to the end of its chunk behind the one that ends at `end`; of its first one for 0.
@@ -45,21 +62,27 @@ pub(super) struct ChunkHasher {
     chunks: Chunks,
 }
 
-/// Stand between what is not text and what is: bytes that are in no UTF-8.
-const MARK: &[u8] = &[0xff];
-const END: &[u8] = &[0xfe];
+/// Before parts that are unlike: bytes that are in no UTF-8.
+const SCOPE: u8 = 0xff;
+const ROLE: u8 = 0xfe;
+const TEXT: u8 = 0xfd;
+const TOKEN_IDS: u8 = 0xfc;
+const VALUE: u8 = 0xfb;
+const MEDIUM: u8 = 0xfa;
+const END: u8 = 0xf9;
 
 impl ChunkHasher {
     pub(super) fn new(seed: u64, model: Option<&str>, cache_salt: Option<&str>) -> Self {
         let mut hasher = Self { hash: Xxh3::with_seed(seed), end: next_end(0), chunks: Chunks::default() };
         for scope in [model, cache_salt] {
-            hasher.mark(scope.unwrap_or_default().as_bytes());
+            hasher.mark(SCOPE, scope.unwrap_or_default().as_bytes());
         }
         hasher
     }
 
     /// A raw body.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.chunks.is_opaque = true;
         self.count(bytes);
     }
 
@@ -68,8 +91,8 @@ impl ChunkHasher {
     }
 
     /// Compared, not counted.
-    fn mark(&mut self, bytes: &[u8]) {
-        [MARK, bytes, END].into_iter().for_each(|bytes| self.hash.update(bytes));
+    fn mark(&mut self, kind: u8, bytes: &[u8]) {
+        [&[kind], bytes, &[END]].into_iter().for_each(|bytes| self.hash.update(bytes));
     }
 
     fn count(&mut self, mut piece: &[u8]) {
@@ -91,11 +114,12 @@ impl Sink for ChunkHasher {
     }
 
     fn role(&mut self, role: &str) -> bool {
-        self.mark(role.as_bytes());
+        self.mark(ROLE, role.as_bytes());
         true
     }
 
     fn text(&mut self, text: RawString<'_>) -> Result<(), Malformed> {
+        self.hash.update(&[TEXT]);
         text.pieces(|piece| {
             self.count(piece);
             ControlFlow::Continue(())
@@ -103,6 +127,7 @@ impl Sink for ChunkHasher {
     }
 
     fn token_ids(&mut self, tokens: &mut Cursor<'_>) -> Result<(), Malformed> {
+        self.hash.update(&[TOKEN_IDS]);
         let _ = tokens.array::<()>(|token| {
             let id = token.scalar()?.parse::<u32>().map_err(|_| Malformed)?;
             self.count(&id.to_le_bytes());
@@ -112,15 +137,14 @@ impl Sink for ChunkHasher {
     }
 
     fn value(&mut self, value: Value<'_>) -> Result<(), Malformed> {
-        self.mark(b"value");
+        self.hash.update(&[VALUE]);
         value.tokens(|token| {
             match token {
                 Token::Mark(mark) => self.count(&[mark]),
                 Token::Scalar(scalar) => self.count(scalar.as_bytes()),
                 Token::String(text) => {
-                    self.count(b"\"");
                     self.text(text)?;
-                    self.count(b"\"");
+                    self.hash.update(&[END]);
                 }
             }
             Ok(())
@@ -128,16 +152,23 @@ impl Sink for ChunkHasher {
     }
 
     fn medium(&mut self, source: RawString<'_>) -> Result<(), Malformed> {
-        self.hash.update(MARK);
+        self.chunks.is_opaque = true;
+        self.hash.update(&[MEDIUM]);
         source.pieces(|piece| {
             self.hash.update(piece);
             ControlFlow::Continue(())
         })?;
-        self.hash.update(END);
+        self.hash.update(&[END]);
         Ok(())
     }
 
-    fn end_of_tools(&mut self) {}
+    fn end_of_tools(&mut self) {
+        self.chunks.tools = self.chunks.bytes;
+    }
+
+    fn wants_all(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]
@@ -172,6 +203,7 @@ mod tests {
             prop_assert_eq!(&chunks(&[&first[..cut], &first[cut..]]), &whole);
             prop_assert_eq!(whole.bytes, first.len());
             let common = whole.hashes.iter().zip(&chunks(&[&second]).hashes).take_while(|(one, other)| one == other).count();
+            prop_assert_eq!(whole.common(&chunks(&[&second])), common);
             prop_assert_eq!(common, (0..).take_while(|&count| end_of(count + 1) <= shared).count());
         }
     }

@@ -12,6 +12,10 @@ use super::surface::Surface;
 /// The fields in which the surfaces put the URL, the id or the data of an image, a sound or a file.
 const MEDIA_SOURCES: [&str; 8] = ["url", "data", "image_url", "video_url", "audio_url", "file_url", "file_data", "file_id"];
 
+/// The kinds of parts that are no text, on any surface.
+const MEDIA: [&str; 10] =
+    ["image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file", "file_url", "input_file", "document"];
+
 /// The fields of a body that routing looks at, found in one pass. Of a field given twice the last counts, as for the engines.
 #[derive(Default)]
 pub(super) struct Fields<'a> {
@@ -54,6 +58,11 @@ pub(super) trait Sink {
 
     /// The end of the tools.
     fn end_of_tools(&mut self);
+
+    /// Whether it is given what is no text to a reader, but is to an engine: tool calls, their results, and whatever else a message has.
+    fn wants_all(&self) -> bool {
+        false
+    }
 }
 
 impl<'a> Fields<'a> {
@@ -135,16 +144,21 @@ impl<S: Sink> Walk<'_, S> {
             if message.peek() != Some(b'{') {
                 return Ok(());
             }
-            let (mut role, mut content) = (None, None);
+            let (mut role, mut content, mut others) = (None, None, Vec::new());
+            let wants_all = walk.sink.wants_all();
             message.object(|name, value| {
                 match name.text()?.as_ref() {
                     "role" => role = value.string(),
                     "content" => content = Some(value),
-                    _ => {}
+                    _ => others.extend(wants_all.then_some(value)),
                 }
                 Ok(())
             })?;
-            if walk.sink.role(&role.map(RawString::text).transpose()?.unwrap_or_default()) { walk.content(content) } else { Ok(()) }
+            if !walk.sink.role(&role.map(RawString::text).transpose()?.unwrap_or_default()) {
+                return Ok(());
+            }
+            walk.content(content)?;
+            others.into_iter().try_for_each(|other| walk.sink.value(other))
         })
     }
 
@@ -184,6 +198,8 @@ impl<S: Sink> Walk<'_, S> {
             refusal.map_or(Ok(()), |refusal| self.sink.text(refusal))
         } else if kind.is_none() || is("text") || is("input_text") || is("output_text") {
             text.map_or(Ok(()), |text| self.sink.text(text))
+        } else if self.sink.wants_all() && !MEDIA.iter().any(|medium| is(medium)) {
+            self.sink.value(whole.value()?)
         } else if self.includes.media {
             self.media(whole.value()?)
         } else {

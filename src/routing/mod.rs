@@ -111,7 +111,7 @@ pub enum Overflow {
 pub enum Reason {
     /// It is the key's home.
     Home,
-    /// It holds more of the prompt than the home, or as much and has less to do.
+    /// It holds more of the prompt than the home.
     Cached,
     /// The home is gated, or has so much more to do that it is worth computing the prompt elsewhere.
     Overflow,
@@ -150,7 +150,7 @@ pub struct Choice {
     /// What became of a key that was seen for the first time.
     pub first_sight: Option<FirstSight>,
     /// What was expected of it, by a strategy that learns from what comes.
-    pub forecast: Option<Forecast>,
+    pub forecast: Option<Box<Forecast>>,
     /// Held where the request shows whether the replica is well again: until the first byte of the answer, or the failure that comes in its place.
     pub trial: Option<Trial>,
 }
@@ -210,8 +210,8 @@ pub trait Strategy: Send + Sync {
         false
     }
 
-    /// The first byte of a stream came so long after the request was sent.
-    fn first_byte(&self, forecast: &Forecast, took: Duration) {
+    /// A good answer began so long after its request was sent.
+    fn began(&self, forecast: &Forecast, took: Duration) {
         let _ = (forecast, took);
     }
 
@@ -263,9 +263,9 @@ impl Chooser {
         self.strategy.wants_chunks()
     }
 
-    /// Takes note that the first byte of a stream came so long after its request was sent.
-    pub fn first_byte(&self, forecast: &Forecast, took: Duration) {
-        self.strategy.first_byte(forecast, took);
+    /// Takes note that a good answer began so long after its request was sent.
+    pub fn began(&self, forecast: &Forecast, took: Duration) {
+        self.strategy.began(forecast, took);
     }
 
     /// Takes note of how many tokens an answer's prompt had, and how many of them were found in the replica's cache, if it said so.

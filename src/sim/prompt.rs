@@ -74,7 +74,7 @@ impl Prompt {
         let bytes = self.tokens * CHARACTERS;
         let ends = std::iter::successors(Some(next_end(0)), |&end| Some(next_end(end))).take_while(|&end| end <= bytes);
         let hashes = ends.map(|end| self.blocks()[end / CHARACTERS / block_size - 1].number());
-        Chunks { hashes: hashes.collect(), bytes }
+        Chunks { hashes: hashes.collect(), bytes, ..Chunks::default() }
     }
 
     /// Where its key may end.

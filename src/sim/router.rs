@@ -33,7 +33,7 @@ pub(super) struct Chosen {
     /// Not where the prompt belongs, since that one has too much to do.
     pub(super) overflow: bool,
     /// What was expected of it.
-    pub(super) forecast: Option<Forecast>,
+    pub(super) forecast: Option<Box<Forecast>>,
 }
 
 /// What there is to choose by, beside what the router knows itself.
@@ -91,7 +91,7 @@ impl Router {
     /// Takes note of how an answer began, in a time that was measured, and of what it says of its prompt.
     pub(super) fn learn(&self, forecast: &Forecast, took: Duration, prompt_tokens: usize, cached_tokens: usize) {
         if let Some(chooser) = &self.chooser {
-            chooser.first_byte(forecast, took);
+            chooser.began(forecast, took);
             chooser.answered(forecast, prompt_tokens as u64, Some(cached_tokens as u64));
         }
     }

@@ -64,7 +64,7 @@ struct Flight {
     aim: Aim,
     replica: usize,
     overflow: bool,
-    forecast: Option<Forecast>,
+    forecast: Option<Box<Forecast>>,
     cached_tokens: usize,
     first_token: Option<Moment>,
     ended: Option<Moment>,
@@ -412,8 +412,8 @@ impl<'a> Simulation<'a> {
             self.routers[flight.router].first_byte(lease, instant);
         }
         let took = Duration::from_nanos(self.now - flight.arrived) + NETWORK;
-        if let Some(forecast) = &flight.forecast {
-            self.routers[flight.router].learn(forecast, took, flight.prompt_tokens, cached);
+        if let Some(forecast) = flight.forecast.take() {
+            self.routers[flight.router].learn(&forecast, took, flight.prompt_tokens, cached);
         }
         let is_measured = id >= self.cold && (flight.arrived <= self.last_start || self.is_closed());
         if is_measured && self.scenario.give_up.is_some_and(|most| took >= most) {
@@ -459,7 +459,7 @@ impl<'a> Simulation<'a> {
     /// A request has no answer, and its conversation no further turn.
     fn fail(&mut self, id: usize) {
         let flight = &mut self.flights[id];
-        flight.lease = None;
+        (flight.lease, flight.forecast) = (None, None);
         let conversation = flight.conversation;
         self.open -= 1;
         self.failed += self.traffic.conversations[conversation].turns.len() - self.live[conversation].turn;
@@ -482,7 +482,7 @@ impl<'a> Simulation<'a> {
         for id in ids {
             self.over_for_the_rule(id, replica);
             let flight = &mut self.flights[id];
-            (flight.lease, flight.trial) = (None, None);
+            (flight.lease, flight.trial, flight.forecast) = (None, None, None);
             let (router, began) = (flight.router, flight.first_token.is_some());
             self.routers[router].observe(replica, if began { Outcome::CutOff } else { Outcome::Broke }, instant);
             if began { self.fail(id) } else { self.send(id, vec![replica]) }

@@ -49,13 +49,13 @@ pub(super) struct Slot {
     // In this order: the count goes down before somebody else is let in.
     lease: Lease,
     release: Release,
-    lesson: Option<Box<Lesson>>,
+    lesson: Option<Lesson>,
 }
 
 /// What a strategy that learns from what comes is told of a request.
 struct Lesson {
     chooser: Arc<Chooser>,
-    forecast: Forecast,
+    forecast: Box<Forecast>,
     sent: std::time::Instant,
 }
 
@@ -68,7 +68,7 @@ impl Slot {
     /// Takes note of when a good answer began.
     pub(super) fn began(&self) {
         if let Some(lesson) = &self.lesson {
-            lesson.chooser.first_byte(&lesson.forecast, lesson.sent.elapsed());
+            lesson.chooser.began(&lesson.forecast, lesson.sent.elapsed());
         }
     }
 
@@ -325,7 +325,7 @@ impl Admission {
         choice.first_sight.into_iter().for_each(|outcome| self.metrics.first_seen(outcome));
         self.total.fetch_add(1, Ordering::Relaxed);
         let release = Release { admission: Arc::clone(self), pumps: true };
-        let lesson = choice.forecast.map(|forecast| Box::new(Lesson { chooser: Arc::clone(chooser), forecast, sent: now }));
+        let lesson = choice.forecast.map(|forecast| Lesson { chooser: Arc::clone(chooser), forecast, sent: now });
         Ok(Found::Chosen(Chosen {
             slot: Slot { lease: choice.lease, release, lesson },
             reason: choice.reason,

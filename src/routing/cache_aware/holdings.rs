@@ -153,7 +153,7 @@ mod tests {
             let own = if index < branch { [0, 0] } else { [own + 1, branch as u64] };
             xxhash_rust::xxh3::xxh3_64(&[tree, own[0], own[1], index as u64].map(u64::to_le_bytes).concat())
         });
-        Chunks { hashes: hashes.collect(), bytes: end_of(count) }
+        Chunks { hashes: hashes.collect(), bytes: end_of(count), ..Chunks::default() }
     }
 
     #[test]

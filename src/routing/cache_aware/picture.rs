@@ -1,12 +1,13 @@
-//! What is thought of one replica: what it holds, what it has to do that this router did not send, and how well that was foretold.
+//! What is thought of one replica: what it holds, what it has to compute, and what others have sent there.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::holdings::{BYTES_OF_ENTRY, Holdings};
 use super::learnt::BYTES_PER_TOKEN;
 use crate::fleet::{ByIncarnation, Incarnation, Replica};
+use crate::request::{Chunks, end_of};
 
 /// A cache of which nothing is known holds so many tokens.
 const UNKNOWN_CACHE: u64 = 400_000;
@@ -38,16 +39,27 @@ pub(super) struct Picture {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) holdings: Holdings,
-    /// What is to be computed for answers that come whole: their first byte is their last, so their tokens count until they should be computed.
-    unstreamed: VecDeque<(Instant, u64)>,
+    /// What was sent there and has not begun to be answered, by ticket.
+    pending: BTreeMap<u64, Pending>,
+    tickets: u64,
     /// Of other routers' requests, how many run and wait there, and since when that is known.
-    others: Option<(Instant, [u64; 2])>,
+    others: Option<(Instant, [f64; 2])>,
+}
+
+/// A request whose prompt is being computed, as far as is known.
+#[derive(Debug)]
+struct Pending {
+    chunks: Arc<Chunks>,
+    tokens: f64,
+    /// Of an answer that comes whole, and so begins only when it ends: when its prompt should be computed.
+    until: Option<Instant>,
 }
 
 impl Picture {
     fn new(replica: &Replica, most_entries: usize) -> Self {
         let holdings = Holdings::new(bytes(UNKNOWN_CACHE), most_entries);
-        Self { incarnation: replica.watch(), state: Mutex::new(State { holdings, unstreamed: VecDeque::new(), others: None }) }
+        let state = State { holdings, pending: BTreeMap::new(), tickets: 0, others: None };
+        Self { incarnation: replica.watch(), state: Mutex::new(state) }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -57,10 +69,12 @@ impl Picture {
 
     /// Takes note of what the engine says of itself.
     pub(super) fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
-        let own = [replica.outstanding().saturating_sub(replica.waiting()), replica.waiting()];
         let mut state = self.state();
         if let (Some(running), Some(waiting)) = (report.running, report.waiting) {
-            state.others = Some((now, [running.saturating_sub(own[0]), waiting.saturating_sub(own[1])]));
+            // An own request that waits for its first byte may run there already.
+            let of_others = (running as f64 + waiting as f64 - replica.outstanding() as f64).max(0.0);
+            let that_wait = (waiting as f64 - replica.waiting() as f64).clamp(0.0, of_others);
+            state.others = Some((now, [of_others - that_wait, that_wait]));
         }
         if let Some(tokens) = report.cache_tokens {
             state.holdings.resize(bytes(tokens));
@@ -69,22 +83,38 @@ impl Picture {
 }
 
 impl State {
-    /// Tokens of answers that come whole that are still being computed.
-    pub(super) fn unstreamed(&mut self, now: Instant) -> u64 {
-        while self.unstreamed.front().is_some_and(|(until, _)| *until <= now) {
-            self.unstreamed.pop_front();
-        }
-        self.unstreamed.iter().map(|(_, tokens)| tokens).sum()
+    /// Bytes at the beginning of a prompt that it holds, or will when it comes to that prompt.
+    pub(super) fn matched(&self, chunks: &Chunks) -> usize {
+        let pending = self.pending.values().map(|pending| pending.chunks.common(chunks)).max().unwrap_or(0);
+        self.holdings.matched(chunks).max(end_of(pending))
     }
 
-    /// Counts the tokens of an answer that comes whole until then.
-    pub(super) fn expect(&mut self, until: Instant, tokens: u64) {
-        let place = self.unstreamed.partition_point(|(other, _)| *other <= until);
-        self.unstreamed.insert(place, (until, tokens));
+    /// Tokens that it has still to compute.
+    pub(super) fn ahead(&self, now: Instant) -> f64 {
+        self.pending.values().filter(|pending| pending.until.is_none_or(|until| now < until)).map(|pending| pending.tokens).sum()
+    }
+
+    /// Takes note of a request that is sent there, and gives it a ticket.
+    pub(super) fn expect(&mut self, chunks: Arc<Chunks>, tokens: f64, until: Option<Instant>) -> u64 {
+        self.tickets += 1;
+        self.pending.insert(self.tickets, Pending { chunks, tokens, until });
+        self.tickets
+    }
+
+    /// Its answer has begun, so its prompt is there.
+    pub(super) fn begin(&mut self, ticket: u64) {
+        if let Some(pending) = self.pending.remove(&ticket) {
+            self.holdings.insert(&pending.chunks);
+        }
+    }
+
+    /// It is over; if its answer has not begun, nobody knows what became of its prompt.
+    pub(super) fn give_up(&mut self, ticket: u64) {
+        self.pending.remove(&ticket);
     }
 
     /// How many requests of other routers run and wait there, if that is known.
-    pub(super) fn others(&self, now: Instant) -> Option<[u64; 2]> {
+    pub(super) fn others(&self, now: Instant) -> Option<[f64; 2]> {
         self.others.filter(|(since, _)| now.saturating_duration_since(*since) < FRESH).map(|(_, others)| others)
     }
 }
@@ -114,6 +144,10 @@ impl Pictures {
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
         // Who has left and has nothing in flight needs none.
         all.retain(|_, picture| picture.incarnation.strong_count() > 0);
+        if let Some(known) = all.get(&replica.incarnation()) {
+            // Somebody was faster.
+            return Arc::clone(known);
+        }
         // In steps, so that one replica more or less mostly changes nothing.
         let most_entries = self.memory / BYTES_OF_ENTRY / (all.len() + 1).next_power_of_two().max(8);
         all.values().for_each(|other| other.state().holdings.limit(most_entries));
@@ -151,7 +185,11 @@ mod tests {
                         hash += 1;
                         hash
                     });
-                    pictures.of(replica).state().holdings.insert(&Chunks { hashes: hashes.collect(), bytes: end_of(50) });
+                    pictures.of(replica).state().holdings.insert(&Chunks {
+                        hashes: hashes.collect(),
+                        bytes: end_of(50),
+                        ..Chunks::default()
+                    });
                 }
             }
             // It is noticed when the next one comes.

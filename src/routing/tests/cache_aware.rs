@@ -14,7 +14,7 @@ fn ask(tree: u64, common: usize, own: u64) -> Ask {
     let key = Key(hash([tree, 0, u64::MAX]));
     Ask {
         placement: Placement::ByKey([Boundary { depth: 1_024, key }].into_iter().collect()),
-        chunks: Some(Arc::new(Chunks { hashes, bytes: end_of(CHUNKS) })),
+        chunks: Some(Arc::new(Chunks { hashes, bytes: end_of(CHUNKS), ..Chunks::default() })),
         streams: true,
         ..Ask::default()
     }
@@ -35,6 +35,10 @@ impl Way<'_> {
         let pool = self.scene.snapshot.pool(None).expect("there is one");
         let aim = self.chooser.aim(ask, pool);
         self.chooser.choose(&aim, &Candidates::new(pool, &[], self.now), &mut SmallRng::seed_from_u64(0)).expect("somebody")
+    }
+
+    fn begins(&self, choice: &Choice) {
+        self.chooser.began(choice.forecast.as_ref().expect("one of each"), Duration::ZERO);
     }
 
     /// Who takes it, when nobody has anything to do.
@@ -69,15 +73,14 @@ fn who_has_much_to_compute_is_left_until_the_first_byte() {
     let way = way(&scene, &chooser);
     let order = way.order(&ask(1, 0, 0));
     // A prompt alone costs 2 · 3,840 · 60 µs, everywhere the same; another one ahead 3,840 · 60 µs, which is more than a rank's 20 ms.
-    let mut first = way.send(&ask(1, 0, 0));
+    let first = way.send(&ask(1, 0, 0));
     let second = way.send(&ask(1, 0, 1));
     assert_eq!([&first, &second].map(|choice| choice.lease.replica().incarnation() as usize), [order[0], order[1]]);
-    assert_eq!((second.reason, first.lease.replica().ahead()), (Reason::Overflow, 3_840));
-    first.lease.first_byte();
-    assert_eq!(first.lease.replica().ahead(), 0);
+    assert_eq!(second.reason, Reason::Overflow);
+    way.begins(&first);
     assert_eq!(way.sends(&ask(1, 0, 2)).0, order[0], "it only generates now");
-    drop((first, second));
-    assert!(scene.snapshot.replicas().iter().all(|replica| replica.ahead() == 0 && replica.outstanding() == 0));
+    drop(second);
+    assert_eq!(way.sends(&ask(1, 0, 1)).0, order[0], "what never began is nowhere");
 }
 
 #[test]
@@ -87,12 +90,13 @@ fn a_prompt_goes_where_its_beginning_is_though_others_wait_there() {
     let order = way.order(&ask(1, 50, 0));
     let busy = way.send(&ask(1, 0, 0));
     let elsewhere = way.send(&ask(1, 50, 1));
+    way.begins(&elsewhere);
     assert_eq!((elsewhere.lease.replica().incarnation() as usize, elsewhere.reason), (order[1], Reason::Overflow));
     drop(busy);
     // Its first choice is idle, but would have to compute all of it.
     assert_eq!(way.sends(&ask(1, 50, 2)), (order[1], Reason::Cached));
     let forecast = elsewhere.forecast.as_ref().expect("one of each");
-    assert_eq!((forecast.held_bytes, forecast.prompt_bytes, forecast.is_first_choice), (0, end_of(CHUNKS), false));
+    assert_eq!((forecast.held_bytes, forecast.prompt_bytes, forecast.shows_others), (0, end_of(CHUNKS), false));
     let again = way.send(&ask(1, 50, 3));
     assert_eq!(again.forecast.as_ref().map(|forecast| forecast.held_bytes), Some(end_of(50)));
     // Much more work there than it saves: what it lacks is computed elsewhere.
@@ -109,7 +113,6 @@ fn an_answer_that_comes_whole_counts_only_until_it_should_have_begun() {
     let order = way.order(&ask(1, 0, 0));
     let whole = |own| Ask { streams: false, ..ask(1, 0, own) };
     let _first = way.send(&whole(0));
-    assert_eq!(scene.replica(order[0]).ahead(), 0);
     let second = way.send(&whole(1));
     assert_eq!(second.lease.replica().incarnation() as usize, order[1]);
     drop(second);
@@ -118,6 +121,11 @@ fn an_answer_that_comes_whole_counts_only_until_it_should_have_begun() {
     assert_ne!(way.sends(&whole(2)).0, order[0]);
     way.now += Duration::from_millis(500);
     assert_eq!(way.sends(&whole(3)).0, order[0]);
+    // Sooner where it is over sooner.
+    let third = way.send(&whole(4));
+    assert_ne!(way.sends(&whole(5)).0, order[0]);
+    drop(third);
+    assert_eq!(way.sends(&whole(6)).0, order[0]);
 }
 
 #[test]
@@ -139,7 +147,11 @@ fn what_engines_say_of_others_counts_until_it_is_old() {
 fn an_engine_that_has_begun_anew_holds_nothing_and_a_small_one_little() {
     let (scene, chooser) = (scene(&[(1, 0, true); 3]), cache_aware());
     let way = way(&scene, &chooser);
-    let held = |own| way.send(&ask(1, 50, own)).forecast.expect("one of each").held_bytes;
+    let held = |own| {
+        let choice = way.send(&ask(1, 50, own));
+        way.begins(&choice);
+        choice.forecast.expect("one of each").held_bytes
+    };
     assert_eq!([held(0), held(1)], [0, end_of(50)]);
     let home = scene.replica(way.order(&ask(1, 50, 0))[0]);
     chooser.restarted(&home);
@@ -157,12 +169,13 @@ fn what_other_routers_leave_at_first_choices_is_learnt() {
     let busy = |way: &Way<'_>| (0..3).map(|own| way.send(&ask(1, 0, own))).collect::<Vec<_>>();
     // All alike at first: what comes fourth goes to the second again as soon as the first has two.
     for number in 0..400 {
-        let choice = way.send(&ask(100 + number, 0, 0));
-        let forecast = choice.forecast.as_ref().expect("one of each");
-        assert!(forecast.is_first_choice);
+        let mut choice = way.send(&ask(100 + number, 0, 0));
+        let forecast = choice.forecast.as_mut().expect("one of each");
+        assert!(forecast.shows_others);
         chooser.answered(forecast, 3_840, Some(3_800));
         // Of what was sent elsewhere nothing is learnt.
-        chooser.answered(&Forecast { is_first_choice: false, ..forecast.clone() }, 3_840, Some(0));
+        forecast.shows_others = false;
+        chooser.answered(forecast, 3_840, Some(0));
     }
     let kept = busy(&way);
     assert!(kept.iter().all(|choice| choice.lease.replica().incarnation() as usize == order[0]), "it is most likely there");
@@ -202,21 +215,34 @@ proptest! {
         let way = way(&scene, &chooser);
         let mut kept: HashMap<usize, Choice> = HashMap::new();
         for (number, (tree, common, own, streams, end)) in sends.into_iter().enumerate() {
-            let mut choice = way.send(&Ask { streams, ..ask(tree, common, own) });
-            let forecast = choice.forecast.clone().expect("one of each");
+            let choice = way.send(&Ask { streams, ..ask(tree, common, own) });
+            let forecast = choice.forecast.as_ref().expect("one of each");
             prop_assert!(forecast.held_bytes <= forecast.prompt_bytes && forecast.tokens >= 1.0);
             match end {
-                0 => choice.lease.first_byte(),
-                1 => chooser.first_byte(&forecast, Duration::from_millis(u64::from(end) * own)),
-                2 => chooser.answered(&forecast, own, Some(own * 2)),
+                0 | 1 => chooser.began(forecast, Duration::from_millis(u64::from(end) * own)),
+                2 => chooser.answered(forecast, own, Some(own * 2)),
                 _ => {}
             }
             kept.insert(number % 20, choice);
         }
-        let waiting: u64 = scene.snapshot.replicas().iter().map(|replica| replica.waiting()).sum();
-        let ahead: u64 = scene.snapshot.replicas().iter().map(|replica| replica.ahead()).sum();
-        prop_assert!(ahead <= waiting * 3_840);
         drop(kept);
-        prop_assert!(scene.snapshot.replicas().iter().all(|replica| replica.outstanding() + replica.waiting() + replica.ahead() == 0));
+        prop_assert!(scene.snapshot.replicas().iter().all(|replica| replica.outstanding() + replica.waiting() == 0));
+        // Nobody has anything left to compute, so there is nothing to wait for.
+        let choice = way.send(&ask(99, 0, 0));
+        prop_assert!(choice.forecast.as_ref().is_some_and(|forecast| forecast.tokens <= forecast.prompt_bytes as f64 / 0.5 && forecast.other_seconds == 0.0));
+        prop_assert_eq!(choice.lease.replica().incarnation() as usize, way.order(&ask(99, 0, 0))[0]);
+    }
+}
+
+#[test]
+fn weights_are_relative() {
+    for factor in [1, 30] {
+        let (scene, chooser) = (scene(&[(factor, 0, true), (3 * factor, 0, true), (2 * factor, 0, true)]), cache_aware());
+        let way = way(&scene, &chooser);
+        for tree in 0..20 {
+            let choice = way.send(&ask(tree, 0, 0));
+            let weight = choice.forecast.as_ref().map(|forecast| forecast.weight);
+            assert_eq!(weight, Some([0.5, 1.5, 1.0][choice.lease.replica().incarnation() as usize]), "{factor}");
+        }
     }
 }
