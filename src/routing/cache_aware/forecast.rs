@@ -20,8 +20,8 @@ pub struct Forecast {
     pub other_seconds: f64,
     /// The replica's weight relative to the mean of its pool.
     pub weight: f64,
-    /// Whether what is found of it in the replica's cache tells what other routers have sent there: this one has sent nothing like it anywhere, and the
-    /// replica is its key's home.
+    /// Whether what is found of it in the replica's cache tells what other routers have sent there: this one has sent hardly anything of it, and the replica is
+    /// its key's home.
     pub shows_others: bool,
     /// Whether the answer comes piece by piece, so that its first byte tells how long the prompt took.
     pub streams: bool,

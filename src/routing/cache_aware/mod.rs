@@ -43,6 +43,9 @@ const RANK: f64 = 20e-3;
 /// No answer that comes whole is expected to begin later, in seconds.
 const LONGEST: f64 = 600.0;
 
+/// Where a replica holds less than this part of a prompt, what is found there tells what other routers have sent.
+const HARDLY_ANY: usize = 10;
+
 /// Shorter prompts, in tokens, say nothing of what others have sent.
 const LEAST_PROMPT: f64 = 64.0;
 
@@ -116,10 +119,9 @@ impl CacheAware {
 }
 
 impl Candidate<'_> {
-    /// `most` is what any of them holds: of the rest other routers may know, and have sent it to its key's first choice.
-    fn cost(&self, sight: &Sight, chunks: &Chunks, most: usize, values: &Values) -> Cost {
+    fn cost(&self, sight: &Sight, chunks: &Chunks, values: &Values) -> Cost {
         let tokens = |bytes: usize| bytes as f64 / values.bytes_per_token;
-        let credited = if self.rank == 0 { values.credit * tokens(chunks.bytes.saturating_sub(most.max(self.held))) } else { 0.0 };
+        let credited = if self.rank == 0 { values.credit * tokens(chunks.bytes - self.held) } else { 0.0 };
         let uncached = (tokens(chunks.bytes - self.held) - credited).max(1.0);
         // Boundaries do not count tools, which come before all else.
         let common = if sight.hot > 0 { (sight.hot as usize + chunks.tools).min(chunks.bytes) } else { 0 };
@@ -154,10 +156,9 @@ impl Strategy for CacheAware {
         };
         let values = self.learnt.values();
         let all = self.look(sight, chunks, candidates, &values);
-        let most = all.iter().map(|candidate| candidate.held).max()?;
         let mut best: Option<(&Candidate<'_>, Cost)> = None;
         for candidate in &all {
-            let cost = candidate.cost(sight, chunks, most, &values);
+            let cost = candidate.cost(sight, chunks, &values);
             if best.as_ref().is_none_or(|(_, least)| cost.seconds < least.seconds) {
                 best = Some((candidate, cost));
             }
@@ -184,7 +185,8 @@ impl Strategy for CacheAware {
             tokens,
             other_seconds: other,
             weight: *weight,
-            shows_others: is_home && most == 0 && !candidates.is_another_try() && self.routers != 1,
+            // With one router alone nothing of it is there, then.
+            shows_others: is_home && held * HARDLY_ANY < chunks.bytes && !candidates.is_another_try() && self.routers != 1,
             streams: sight.streams,
             is_text: !chunks.is_opaque,
         };
