@@ -119,7 +119,7 @@ class Counted:
         settings = {
             "REPLICAS": ",".join(replicas.urls), "LISTEN": f"127.0.0.1:{self.port}", "ADMIN": f"127.0.0.1:{self.admin}", "WORKER_THREADS": "1",
             "HEALTH_CHECK_INTERVAL": "60s", "HEALTH_CHECK_TIMEOUT": "60s", "HEALTH_CHECK_RISE": "1", "SLOW_START": "0s", "CONNECT_TIMEOUT": "60s",
-            "POOL_IDLE_TIMEOUT": "4900ms",
+            "POOL_IDLE_TIMEOUT": "4900ms", "ENGINE_METRICS_INTERVAL": "0s",
         }  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFIX_ROUTER_")}
         environment |= {f"PREFIX_ROUTER_{name}": value for name, value in settings.items()}

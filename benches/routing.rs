@@ -4,11 +4,12 @@
 mod calibration;
 
 use std::hint::black_box;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
-use prefix_router::request::{Boundary, Key, Placement};
+use prefix_router::request::{Ask, Boundary, Chunks, Key, Placement, end_of};
 use prefix_router::routing::{self, Aim, Candidates, Chooser};
 use prefix_router::units::{ConcurrencyThreshold, OrAuto, Weight};
 use rand::SeedableRng;
@@ -49,12 +50,13 @@ fn choice(c: &mut Criterion) {
         });
         // Seven boundaries that all requests share, and one of a thousand behind them.
         let shared = (0..7_u64).map(|step| Boundary { depth: 1_024 << step, key: Key(step.wrapping_mul(0x9e37_79b9_7f4a_7c15)) });
-        let mut prompt = Placement::ByKey(shared.chain([Boundary { depth: 1 << 17, key: Key(0) }]).collect());
+        let boundaries = shared.chain([Boundary { depth: 1 << 17, key: Key(0) }]).collect();
+        let mut prompt = Ask { placement: Placement::ByKey(boundaries), ..Ask::default() };
         let mut number = 0_u64;
         group.bench_function(BenchmarkId::new("prefix_aware, automatic, eight boundaries", replicas), |b| {
             b.iter(|| {
                 number = number.wrapping_add(1);
-                if let Placement::ByKey(boundaries) = &mut prompt {
+                if let Placement::ByKey(boundaries) = &mut prompt.placement {
                     boundaries[7].key = Key((number % 1_000).wrapping_mul(0xd6e8_feb8_6659_fd93));
                 }
                 let aim = automatic.aim(black_box(&prompt), pool);
@@ -85,9 +87,77 @@ fn choice(c: &mut Criterion) {
     }
 }
 
+/// `cache_aware` with replicas that hold 12,000 chunks each, and prompts of which the first half is held by some of them. The slowest of a hundred is
+/// told beside.
+fn predicted(c: &mut Criterion) {
+    let mut group = c.benchmark_group("cache_aware");
+    for (replicas, tokens) in [(8_usize, 8_000), (100, 100_000)] {
+        let specs = (0..replicas).map(|index| ReplicaSpec {
+            name: format!("10.0.0.{index}:8000"),
+            authority: String::new(),
+            weight: Weight::clamped(1),
+            models: Vec::new(),
+            drain: false,
+        });
+        let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
+        for replica in fleet.snapshot().replicas() {
+            fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
+        }
+        let snapshot = fleet.snapshot();
+        let Some(pool) = snapshot.pool(None) else { return };
+        let chooser = Chooser::new(&routing::Settings {
+            strategy: routing::StrategyName::CacheAware,
+            index_memory: 256 << 20,
+            ..routing::Settings::default()
+        });
+        let count = (0..).take_while(|&count| end_of(count + 1) <= tokens * 4).count();
+        let ask = |number: u64| {
+            let hash = |index: usize| {
+                let whose = if index < count / 2 { number % 300 } else { number + 300 };
+                xxhash_rust::xxh3::xxh3_64(&[whose, index as u64].map(u64::to_le_bytes).concat())
+            };
+            let key = Key(hash(0));
+            Ask {
+                placement: Placement::ByKey([Boundary { depth: 1_024, key }].into_iter().collect()),
+                chunks: Some(Arc::new(Chunks { hashes: (0..count).map(hash).collect(), bytes: tokens * 4, ..Chunks::default() })),
+                streams: true,
+                ..Ask::default()
+            }
+        };
+        let (mut rng, now) = (SmallRng::seed_from_u64(1), Instant::now());
+        let mut choose = |ask: &Ask| {
+            let aim = chooser.aim(ask, pool);
+            let begun = Instant::now();
+            let choice = chooser.choose(black_box(&aim), &Candidates::new(black_box(pool), &[], now), &mut rng);
+            let took = begun.elapsed();
+            drop(choice);
+            took
+        };
+        // Until all are full.
+        let mut number = 0;
+        for _ in 0..replicas * 12_000 / (count / 2) {
+            number += 1;
+            choose(&ask(number));
+        }
+        let mut times: Vec<Duration> = (0..5_000)
+            .map(|_| {
+                number += 1;
+                choose(&ask(number))
+            })
+            .collect();
+        times.sort_unstable();
+        println!("cache_aware, {tokens} tokens, {replicas} replicas: p50 {:?}, p99 {:?}", times[2_500], times[4_950]);
+        let asks: Vec<Ask> = (0..1_000).map(|next| ask(number + next)).collect();
+        let mut turn = asks.iter().cycle();
+        group.bench_function(BenchmarkId::new(format!("{tokens} tokens"), replicas), |b| {
+            b.iter_custom(|rounds| (0..rounds).filter_map(|_| turn.next()).map(&mut choose).sum());
+        });
+    }
+}
+
 fn calibration(c: &mut Criterion) {
     c.bench_function("calibration", |b| b.iter(calibration::work));
 }
 
-criterion_group!(benches, calibration, choice);
+criterion_group!(benches, calibration, choice, predicted);
 criterion_main!(benches);

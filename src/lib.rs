@@ -11,9 +11,9 @@
 //!    is replaced by another.
 //! 5. The answer's body goes on piece by piece; lease, connection and record end with it.
 //!
-//! Beside that, [`discovery`] finds replicas behind names, [`resolver`] turns names into addresses, [`probe`] checks the replicas, [`admin`]
-//! shows the metrics that [`telemetry`] keeps and takes orders, [`config`] says how all of it is set, and [`app`] puts it together and keeps it
-//! as the configuration has it while that changes.
+//! Beside that, [`discovery`] finds replicas behind names, [`resolver`] turns names into addresses, [`probe`] checks the replicas, [`scrape`] asks
+//! them for their metrics, out of which [`engine`] reads what the engines say of themselves, [`admin`] shows the metrics that [`telemetry`] keeps and
+//! takes orders, [`config`] says how all of it is set, and [`app`] puts it together and keeps it as the configuration has it while that changes.
 //!
 //! To see it work without a GPU, [`sim`] models an engine and its clients' traffic, [`demo_replica`] serves such an engine as vLLM would, and
 //! [`demo`] puts a fleet of them behind the router. Nothing of the above knows of these.
@@ -39,7 +39,7 @@
 //! let snapshot = fleet.snapshot();
 //! let pool = snapshot.pool(ask.model.as_deref()).expect("these replicas take any model");
 //! let chooser = Chooser::new(&routing::Settings::default());
-//! let aim = chooser.aim(&ask.placement, pool);
+//! let aim = chooser.aim(&ask, pool);
 //! let choice = chooser.choose(&aim, &Candidates::new(pool, &[], Instant::now()), &mut rand::rng()).expect("there are replicas");
 //! assert_eq!(choice.reason, Reason::Home);
 //! assert_eq!(choice.lease.replica().outstanding(), 1);
@@ -48,9 +48,9 @@
 //! # Direction of dependencies
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
-//! read no clock; time and chance are arguments. So is `admission`, which uses nobody. `telemetry`, `upstream`, `live`, `discovery`, `probe`,
-//! `proxy`, `admin` and `server` see them; `upstream` and `discovery` ask `resolver`, `exchange` speaks HTTP for `upstream`, and `live` holds what
-//! `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
+//! read no clock; time and chance are arguments. So are `engine`, which uses `fleet`, and `admission`, which uses nobody. `telemetry`, `upstream`,
+//! `live`, `discovery`, `probe`, `scrape`, `proxy`, `admin` and `server` see them; `upstream` and `discovery` ask `resolver`, `exchange` speaks HTTP
+//! for `upstream`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
 //! `tests/tidy.rs` checks this.
 //!
 //! # Invariants
@@ -63,6 +63,7 @@
 //! - Where there are limits, choices are made one after the other, so no limit is exceeded even by one; and nobody waits for whom there is room.
 //! - Nothing is sent again after the first byte of an answer's body.
 //! - Request bodies and answers pass byte for byte; the view for routing is read-only.
+//! - What an engine says of itself, or does not, changes no replica's health.
 //! - Every failure becomes HTTP in `proxy/error.rs`.
 //! - Prompt text, identifiers and keys reach no log, label or error.
 
@@ -71,6 +72,8 @@ pub mod units;
 pub mod request;
 
 pub mod fleet;
+
+pub mod engine;
 
 pub mod routing;
 
@@ -93,6 +96,8 @@ pub mod live;
 pub mod discovery;
 
 pub mod probe;
+
+pub mod scrape;
 
 pub mod proxy;
 

@@ -136,14 +136,12 @@ impl Connector {
 
     /// The same connections by the settings of this connector.
     pub fn adopt(&self, upstream: &Arc<Upstream>) -> Arc<Upstream> {
-        if Arc::ptr_eq(&upstream.terms, &self.terms) {
-            return Arc::clone(upstream);
-        }
-        Arc::new(Upstream { terms: Arc::clone(&self.terms), link: Arc::clone(&upstream.link) })
+        upstream.under(&self.terms)
     }
 }
 
 /// Where a replica is.
+#[derive(Clone)]
 enum Address {
     Literal(SocketAddr),
     /// Under a name, at a port.
@@ -183,6 +181,25 @@ impl Upstream {
     /// The connections, whatever the settings.
     pub fn link(&self) -> &Arc<Link> {
         &self.link
+    }
+
+    /// The same replica, by the same settings, over connections of its own: none of those that requests use.
+    pub fn apart(&self) -> Arc<Self> {
+        let Link { replica, address, host, .. } = &*self.link;
+        let link = Link { replica: Arc::clone(replica), address: address.clone(), host: host.clone(), idle: Mutex::default() };
+        Arc::new(Self { terms: Arc::clone(&self.terms), link: Arc::new(link) })
+    }
+
+    /// The same connections by the settings of `other`.
+    pub fn under_settings_of(self: &Arc<Self>, other: &Self) -> Arc<Self> {
+        self.under(&other.terms)
+    }
+
+    fn under(self: &Arc<Self>, terms: &Arc<Terms>) -> Arc<Self> {
+        if Arc::ptr_eq(&self.terms, terms) {
+            return Arc::clone(self);
+        }
+        Arc::new(Self { terms: Arc::clone(terms), link: Arc::clone(&self.link) })
     }
 
     /// Sends `outgoing` and waits for the head of the answer. Dropping the future, or the answer, closes the connection at once: that is

@@ -7,14 +7,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 25] = [
+const MAY_USE: [(&str, &[&str]); 27] = [
     ("units", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
+    ("engine", &["fleet"]),
     ("routing", &["units", "request", "fleet"]),
     ("admission", &[]),
     ("sim", &["units", "request", "fleet", "routing"]),
-    ("telemetry", &["units", "request", "fleet", "routing"]),
+    ("telemetry", &["units", "request", "fleet", "engine", "routing"]),
     ("pause", &[]),
     ("resolver", &["units"]),
     ("exchange", &[]),
@@ -22,6 +23,7 @@ const MAY_USE: [(&str, &[&str]); 25] = [
     ("live", &["units", "request", "fleet", "routing", "telemetry", "resolver", "upstream"]),
     ("discovery", &["units", "request", "fleet", "telemetry", "pause", "resolver"]),
     ("probe", &["units", "request", "fleet", "routing", "telemetry", "pause", "live", "upstream"]),
+    ("scrape", &["fleet", "engine", "live", "upstream"]),
     ("proxy", &["units", "request", "fleet", "routing", "admission", "telemetry", "live", "upstream", "exchange"]),
     ("admin", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
     ("server", &["units", "request", "fleet", "routing", "telemetry"]),
@@ -40,6 +42,7 @@ const MAY_USE: [(&str, &[&str]); 25] = [
             "live",
             "discovery",
             "probe",
+            "scrape",
             "proxy",
             "admin",
             "server",
@@ -58,6 +61,7 @@ const EVERYTHING: &[&str] = &[
     "units",
     "request",
     "fleet",
+    "engine",
     "routing",
     "admission",
     "sim",
@@ -69,6 +73,7 @@ const EVERYTHING: &[&str] = &[
     "live",
     "discovery",
     "probe",
+    "scrape",
     "proxy",
     "admin",
     "server",
@@ -82,7 +87,7 @@ const EVERYTHING: &[&str] = &[
 ];
 
 /// Same arguments, same answer: no I/O, no tasks, no log, no clock, no randomness of the system's.
-const PURE: [&str; 6] = ["units", "request", "fleet", "routing", "admission", "sim"];
+const PURE: [&str; 7] = ["units", "request", "fleet", "engine", "routing", "admission", "sim"];
 
 /// What would make them impure, as paths begin.
 const IMPURE: [&str; 26] = [

@@ -67,7 +67,7 @@ impl Rig {
         let (arrived, arrivals) = sync_channel(2 * EVENTS);
         let replica = serve(arrivals)?;
         let text = format!(
-            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nhealth_check_interval: 60s\nhealth_check_rise: 1\nslow_start: 0s\n\
+            "listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nhealth_check_interval: 60s\nhealth_check_rise: 1\nslow_start: 0s\nengine_metrics_interval: 0s\n\
              access_log: false\nreplicas: ['http://{replica}']\n"
         );
         let config = config::load_str(&text, "bench.yaml")?;

@@ -5,8 +5,8 @@ mod roster;
 
 use std::future::pending;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use hyper::Request;
@@ -20,11 +20,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{Admin, Reloaded, Reloading};
 use crate::config::{Config, Reading};
+use crate::engine::EngineReadings;
 use crate::fleet::{Snapshot, State};
 use crate::live::LiveFleet;
 use crate::proxy::{self, Parties, Proxy, Rules};
+use crate::request;
 use crate::resolver::{HostNames, Resolver};
-use crate::routing::{self, Chooser};
+use crate::routing::{self, Chooser, Report};
+use crate::scrape::{Listener, Scraper};
 use crate::server;
 use crate::telemetry::{self, Log, Metrics};
 use reload::{Live, Reloader};
@@ -130,7 +133,7 @@ pub struct Running {
     reloading: Reloading,
     fleet: Arc<LiveFleet>,
     serving: JoinHandle<()>,
-    /// Probes and the admin port, which work until the last request has ended.
+    /// Probes, questions to engines and the admin port, which work until the last request has ended.
     _tasks: JoinSet<()>,
 }
 
@@ -198,9 +201,15 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let cut = CancellationToken::new();
     let mut tasks = JoinSet::new();
 
+    let readings = Arc::new(EngineReadings::default());
+    metrics.show_engines(&readings);
+    let (engine_metrics, engine_metrics_now) = watch::channel(config.engine_metrics.clone());
+    // Whoever chooses now; nobody yet.
+    let listening = Arc::new(OnceLock::new());
+    let scraper = Scraper { fleet: Arc::clone(&fleet), readings, listener: listener(Arc::clone(&listening)), settings: engine_metrics_now };
     let (roster, orders) = mpsc::channel(1);
     let (fleet_of_roster, metrics_of_roster) = (Arc::clone(&fleet), Arc::clone(&metrics));
-    tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, orders }.run());
+    tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, scraper, orders }.run());
     tasks.spawn(announce(Arc::clone(&fleet), config.health.timeout));
 
     let (reloading, requests) = mpsc::channel(1);
@@ -220,17 +229,32 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let fleet_now = Arc::clone(&fleet);
     let parties = Parties { fleet, metrics: Arc::clone(&metrics), draining: draining.clone(), cut: cut.clone(), admin };
     let proxy = Proxy::new(rules(&config, None), parties);
+    let _ = listening.set(Arc::downgrade(&proxy));
     tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
     let (server, server_now) = watch::channel(config.server.clone());
     let (service, connections) = (Arc::clone(&proxy), Arc::clone(&metrics));
     let serving = tokio::spawn(serve_until_drained(traffic_listener, service, server_now, connections, draining, cut.clone()));
 
-    let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, log };
+    let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, engine_metrics, log };
     tasks.spawn(Reloader { config, reading, live, metrics, requests, is_refused: false }.run());
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
     tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}; replicas: {fixed}{discovered}");
     Ok(Running { traffic, admin, drain, cut, reloading, fleet: fleet_now, serving, _tasks: tasks })
+}
+
+/// Tells the chooser of the moment what engines say of themselves.
+fn listener(proxy: Arc<OnceLock<Weak<Proxy>>>) -> Listener {
+    Arc::new(move |replica, reading, is_reset| {
+        let Some(proxy) = proxy.get().and_then(Weak::upgrade) else { return };
+        let rules = proxy.rules();
+        if is_reset {
+            rules.chooser.restarted(replica);
+        }
+        let cache_tokens = reading.block_size.zip(reading.blocks).map(|(size, blocks)| size.saturating_mul(blocks));
+        let report = Report { running: reading.running, waiting: reading.waiting, cache_tokens };
+        rules.chooser.hear(replica, &report, Instant::now());
+    })
 }
 
 /// What the chooser goes by. That the prefix has no fixed length concerns the key and the choice.
@@ -241,7 +265,8 @@ fn choosing(config: &Config) -> routing::Settings {
 /// What requests go by; the chooser is kept where its settings have not changed, with all that it has learnt.
 fn rules(config: &Config, chooser: Option<Arc<Chooser>>) -> Rules {
     let chooser = chooser.unwrap_or_else(|| Arc::new(Chooser::new(&choosing(config))));
-    Rules { settings: config.proxy.clone(), key: config.key.clone(), chooser, admission: config.admission.clone() }
+    let key = request::Settings { chunks: chooser.wants_chunks(), ..config.key.clone() };
+    Rules { settings: config.proxy.clone(), key, chooser, admission: config.admission.clone() }
 }
 
 /// The traffic port.

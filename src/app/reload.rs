@@ -16,7 +16,7 @@ use crate::admin::{self, Reloaded};
 use crate::config::{Config, ConfigErrors, Contents, Reading};
 use crate::proxy::Proxy;
 use crate::telemetry::{Log, Metrics, Reload};
-use crate::{live, resolver, server};
+use crate::{live, resolver, scrape, server};
 
 /// Where a changed configuration goes.
 pub(super) struct Live {
@@ -26,6 +26,7 @@ pub(super) struct Live {
     pub(super) admin: watch::Sender<server::Settings>,
     pub(super) access: watch::Sender<admin::Settings>,
     pub(super) dns: watch::Sender<resolver::Settings>,
+    pub(super) engine_metrics: watch::Sender<scrape::Settings>,
     /// `None` where somebody else's log is written to.
     pub(super) log: Option<Arc<Log>>,
 }
@@ -150,6 +151,7 @@ impl Reloader {
             replace(&self.live.admin, admin_server(&config));
             replace(&self.live.access, config.access.clone());
             replace(&self.live.dns, config.resolver.clone());
+            replace(&self.live.engine_metrics, config.engine_metrics.clone());
             if let Some(log) = &self.live.log
                 && config.telemetry != self.config.telemetry
             {

@@ -1,5 +1,5 @@
 //! Who is in the fleet: what the configuration lists and what is found behind its names, kept in the fleet as both change; with one watcher for each
-//! name, and one probe for each replica.
+//! name, and for each replica one task that probes it and one that asks for its engine's metrics.
 //!
 //! It reads no configuration; what is listed is sent to it.
 
@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rand::RngExt;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
@@ -14,11 +15,12 @@ use tokio::time::timeout;
 use crate::discovery::dns::{self, Source, Watcher};
 use crate::discovery::{self, Findings};
 use crate::fleet::ReplicaSpec;
-use crate::live::{self, ChangeError, LiveFleet};
+use crate::live::{self, ChangeError, LiveFleet, View};
 use crate::probe;
 use crate::resolver::{self, Resolver};
+use crate::scrape::Scraper;
 use crate::telemetry::Metrics;
-use crate::upstream::Link;
+use crate::upstream::{Link, Upstream};
 
 /// How long a change of the list waits for the first answers of sources that are new in it, so that a name which takes another's place does not
 /// leave the fleet empty for a moment.
@@ -42,6 +44,7 @@ pub(super) struct Roster {
     pub(super) resolver: Arc<Resolver>,
     pub(super) dns: watch::Receiver<resolver::Settings>,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) scraper: Scraper,
     pub(super) orders: mpsc::Receiver<Order>,
 }
 
@@ -52,9 +55,9 @@ impl Roster {
         let mut found = findings.subscribe();
         let mut watchers = Watchers { findings, running: HashMap::new(), tasks: JoinSet::new() };
         watchers.follow(&self);
-        let mut probes = Probes::default();
+        let (mut probes, mut scrapes) = (ByReplica::default(), ByReplica::default());
         loop {
-            probes.follow(&self.fleet);
+            self.attend(&mut probes, &mut scrapes);
             tokio::select! {
                 // The sender is this one's own, and is here.
                 _ = found.changed() => {
@@ -70,6 +73,15 @@ impl Roster {
                 }
             }
         }
+    }
+
+    /// Sees to it that everybody in the fleet is probed and asked. Who has left with requests in flight is probed until they have ended, and asked no more.
+    fn attend(&self, probes: &mut ByReplica, scrapes: &mut ByReplica) {
+        let (fleet, view) = (&self.fleet, self.fleet.view());
+        probes.follow(&view, |link| link.replica().outstanding() > 0, |upstream| probe::run(upstream, Arc::clone(fleet), fleet.health()));
+        // There is room for what engines say before they are asked, and none when nobody asks.
+        self.scraper.readings.keep(view.upstreams().map(|upstream| upstream.replica().incarnation()));
+        scrapes.follow(&view, |_| false, |upstream| self.scraper.clone().run(upstream, || rand::rng().random()));
     }
 
     async fn change(&mut self, listed: Listed, watchers: &mut Watchers, found: &mut watch::Receiver<Findings>) -> Result<(), ChangeError> {
@@ -139,35 +151,35 @@ impl Watchers {
     }
 }
 
-/// One for each replica in the fleet, and for each that has left with requests in flight.
+/// One task for each replica.
 #[derive(Default)]
-struct Probes {
+struct ByReplica {
     tasks: JoinSet<()>,
     /// By incarnation. The connections tell one stay in the fleet from the next.
     running: HashMap<u64, (Weak<Link>, AbortHandle)>,
 }
 
-impl Probes {
-    fn follow(&mut self, fleet: &Arc<LiveFleet>) {
-        let view = fleet.view();
+impl ByReplica {
+    /// Starts one for each replica that is new in the fleet, and ends those of replicas that have left, unless they are to `linger`.
+    fn follow<F>(&mut self, view: &View, linger: impl Fn(&Link) -> bool, start: impl Fn(Arc<Upstream>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let present: HashMap<u64, &Arc<Link>> =
             view.upstreams().map(|upstream| (upstream.replica().incarnation(), upstream.link())).collect();
-        self.running.retain(|incarnation, (known, probe)| {
+        self.running.retain(|incarnation, (known, task)| {
             let stays = match (present.get(incarnation), known.upgrade()) {
                 (_, None) => false,
                 (Some(link), Some(known)) => Arc::ptr_eq(link, &known),
-                (None, Some(known)) => known.replica().outstanding() > 0,
+                (None, Some(known)) => linger(&known),
             };
             if !stays {
-                probe.abort();
+                task.abort();
             }
             stays
         });
         for upstream in view.upstreams() {
-            let start = || {
-                let probe = self.tasks.spawn(probe::run(Arc::clone(upstream), Arc::clone(fleet), fleet.health()));
-                (Arc::downgrade(upstream.link()), probe)
-            };
+            let start = || (Arc::downgrade(upstream.link()), self.tasks.spawn(start(Arc::clone(upstream))));
             self.running.entry(upstream.replica().incarnation()).or_insert_with(start);
         }
         while self.tasks.try_join_next().is_some() {}

@@ -240,6 +240,24 @@ pub(super) static KEYS: &[Key] = &[
         "10s",
         Kind::Time(NO_TIME..=HOUR, at!(health.slow_start)),
     ),
+    key(
+        "engine_metrics_interval",
+        "Time between two questions to one replica for its engine's metrics (GET /metrics), more or less; 0s: none is asked.",
+        "2s",
+        Kind::TimeOrOff(Duration::from_millis(100)..=HOUR, at!(engine_metrics.interval)),
+    ),
+    key(
+        "engine_metrics_timeout",
+        "An answer to that which is not whole after this time is none.",
+        "1s",
+        Kind::Time(Duration::from_millis(10)..=MINUTE, at!(engine_metrics.timeout)),
+    ),
+    key(
+        "engine_metrics_max_bytes",
+        "And a longer one is none either.",
+        "4MiB",
+        Kind::Size(1 << 10..=64 << 20, at!(engine_metrics.max_bytes)),
+    ),
     // The choice.
     key("strategy", "How a replica is chosen for a request.", "prefix_aware", word!(routing.strategy: StrategyName)),
     key(
@@ -268,6 +286,12 @@ pub(super) static KEYS: &[Key] = &[
         "How many routers like this one send to the same replicas, itself included; 0 means that nobody says so.",
         "0",
         Kind::Number(0..=1_000, at!(routing.routers as u32)),
+    ),
+    key(
+        "index_memory",
+        "Memory for what cache_aware keeps in mind of what the replicas hold, all together.",
+        "64MiB",
+        Kind::Size(1 << 20..=64 << 30, at!(routing.index_memory)),
     ),
     key(
         "prefix_includes",

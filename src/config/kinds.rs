@@ -26,6 +26,8 @@ pub(super) enum Kind {
     Size(RangeInclusive<u64>, Field<usize>),
     /// A time.
     Time(RangeInclusive<Duration>, Field<Duration>),
+    /// A time between two events, or none, so that they do not happen.
+    TimeOrOff(RangeInclusive<Duration>, Field<Duration>),
     /// `true` or `false`.
     Switch(Field<bool>),
     /// One of a few words; `set` says whether it knows the word.
@@ -61,6 +63,9 @@ impl Kind {
             }
             Kind::Time(range, _) => {
                 format!("{} to {}", quantity::print_time(*range.start()), quantity::print_time(*range.end()))
+            }
+            Kind::TimeOrOff(range, _) => {
+                format!("0s, or {} to {}", quantity::print_time(*range.start()), quantity::print_time(*range.end()))
             }
             Kind::Switch(_) => "true, false".to_owned(),
             Kind::Word { words, .. } => words(),
@@ -112,6 +117,13 @@ impl Kind {
             Kind::Time(range, field) => {
                 let time = quantity::time(text)?;
                 if !range.contains(&time) {
+                    return Err("is out of range");
+                }
+                (field.set)(config, time);
+            }
+            Kind::TimeOrOff(range, field) => {
+                let time = quantity::time(text)?;
+                if !time.is_zero() && !range.contains(&time) {
                     return Err("is out of range");
                 }
                 (field.set)(config, time);
@@ -171,7 +183,7 @@ impl Kind {
             Kind::Number(_, field) => format!(" {}", (field.get)(config)),
             Kind::NumberOrAuto(_, field) => (field.get)(config).map_or_else(|| format!(" {AUTO}"), |number| format!(" {number}")),
             Kind::Size(_, field) => format!(" {}", quantity::print_size((field.get)(config) as u64)),
-            Kind::Time(_, field) => format!(" {}", quantity::print_time((field.get)(config))),
+            Kind::Time(_, field) | Kind::TimeOrOff(_, field) => format!(" {}", quantity::print_time((field.get)(config))),
             Kind::Switch(field) => format!(" {}", (field.get)(config)),
             Kind::Word { get, .. } => format!(" {}", get(config)),
             Kind::Path(field) => format!(" {}", quoted(&(field.get)(config))),
@@ -205,7 +217,7 @@ impl Kind {
             Kind::Number(_, field) => (field.set)(to, (field.get)(from)),
             Kind::NumberOrAuto(_, field) => (field.set)(to, (field.get)(from)),
             Kind::Size(_, field) => (field.set)(to, (field.get)(from)),
-            Kind::Time(_, field) => (field.set)(to, (field.get)(from)),
+            Kind::Time(_, field) | Kind::TimeOrOff(_, field) => (field.set)(to, (field.get)(from)),
             Kind::Switch(field) => (field.set)(to, (field.get)(from)),
             Kind::Word { get, set, .. } => {
                 // It knows its own words.

@@ -22,7 +22,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{admin, admission, discovery, fleet, proxy, request, resolver, routing, server, telemetry, upstream};
+use crate::{admin, admission, discovery, fleet, proxy, request, resolver, routing, scrape, server, telemetry, upstream};
 pub use errors::ConfigErrors;
 use errors::{Origin, Report};
 pub use file::Contents;
@@ -50,6 +50,8 @@ pub struct Config {
     pub routing: routing::Settings,
     /// When a replica counts as up.
     pub health: fleet::health::Settings,
+    /// How engines are asked for their metrics.
+    pub engine_metrics: scrape::Settings,
     /// How much runs at one time, and who may wait for it.
     pub admission: admission::Settings,
     /// The request path: retries, timeouts, limits.
@@ -78,6 +80,7 @@ impl Default for Config {
             key: request::Settings::default(),
             routing: routing::Settings::default(),
             health: fleet::health::Settings::default(),
+            engine_metrics: scrape::Settings::default(),
             admission: admission::Settings::default(),
             proxy: proxy::Settings::default(),
             upstream: upstream::Settings::default(),

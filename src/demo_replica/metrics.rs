@@ -240,6 +240,7 @@ fn escaped(label: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Reading;
 
     #[test]
     fn numbers_look_like_pythons() {
@@ -254,6 +255,26 @@ mod tests {
         ] {
             assert_eq!(number(value), text);
         }
+    }
+
+    #[test]
+    fn the_page_reads_as_an_engines() {
+        let settings = Settings::default();
+        let counts =
+            Counts { running: 3, waiting: 2, blocks: 10, blocks_held: 5, queried_tokens: 100, hit_tokens: 64, ..Counts::default() };
+        let page = Metrics::new("a \"model\"", &settings).render(&counts);
+        let expected = Reading {
+            running: Some(3),
+            waiting: Some(2),
+            kv_usage: Some(0.5),
+            prefix_queries: Some(100),
+            prefix_hits: Some(64),
+            block_size: Some(settings.block_size as u64),
+            blocks: Some(settings.blocks as u64),
+            prefix_caching: Some(true),
+            started: None,
+        };
+        assert_eq!(Reading::parse(page.as_bytes()), expected);
     }
 
     #[test]

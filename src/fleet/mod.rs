@@ -14,7 +14,7 @@ use std::time::Instant;
 
 pub use health::{Outcome, State};
 pub use membership::Membership;
-pub use replica::{ByIncarnation, Incarnation, Lease, Replica, ReplicaSpec, Trial};
+pub use replica::{ByIncarnation, Incarnation, Lease, NumberHasher, Replica, ReplicaSpec, Trial};
 pub use ring::{Ring, tag};
 pub use snapshot::{Pool, PoolName, Snapshot};
 

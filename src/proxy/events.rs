@@ -4,11 +4,15 @@
 
 use bytes::Bytes;
 use hyper::HeaderMap;
-use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use hyper::header::CONTENT_LENGTH;
 use memchr::memmem;
 
 use super::error::ProxyError;
+use super::headers::is_plain;
 use crate::request::Dialect;
+
+/// What a stream of events says that it is.
+pub(super) const EVENT_STREAM: &str = "text/event-stream";
 
 /// So many of a stream's last bytes tell how it stands.
 const TAIL: usize = 64;
@@ -25,7 +29,9 @@ pub(super) struct Events {
 impl Events {
     /// What is to be known of an answer with these headers; `None` where it is no stream of events, or none to which one can be added.
     pub(super) fn of(headers: &HeaderMap, dialect: Dialect) -> Option<Self> {
-        is_plain(headers).then(|| Self { dialect, tail: Vec::with_capacity(TAIL), over: false })
+        // One cannot be added where the length is fixed.
+        let can_be_read = is_plain(headers, EVENT_STREAM) && !headers.contains_key(CONTENT_LENGTH);
+        can_be_read.then(|| Self { dialect, tail: Vec::with_capacity(TAIL), over: false })
     }
 
     /// Takes note of bytes that are passed on.
@@ -60,16 +66,4 @@ impl Events {
 fn ends_responses(data: &[u8]) -> bool {
     let names: [&[u8]; 3] = [b"\nevent: response.completed", b"\nevent: response.incomplete", b"\nevent: response.failed"];
     names.iter().any(|name| data.starts_with(&name[1..]) || memmem::find(data, name).is_some())
-}
-
-/// Whether these are server-sent events that can be read, and to which one can be added (not so where the length is fixed).
-fn is_plain(headers: &HeaderMap) -> bool {
-    let is_event_stream = headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.split(';').next())
-        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("text/event-stream"));
-    is_event_stream
-        && !headers.contains_key(CONTENT_LENGTH)
-        && headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }

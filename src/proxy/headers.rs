@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::{
-    AUTHORIZATION, AsHeaderName, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, AsHeaderName, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, EXPECT, HOST, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
 use rand::RngExt;
@@ -60,6 +60,13 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     for name in doomed {
         headers.remove(name);
     }
+}
+
+/// Whether the body is said to be of this kind, whatever its parameters, and is not compressed.
+pub(super) fn is_plain(headers: &HeaderMap, kind: &str) -> bool {
+    let named = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(|value| value.split(';').next());
+    named.is_some_and(|named| named.trim().eq_ignore_ascii_case(kind))
+        && headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
 /// The headers that `Connection` declares to be its own.

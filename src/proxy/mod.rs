@@ -16,6 +16,7 @@ mod headers;
 mod local;
 mod response;
 mod stream;
+mod usage;
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -258,7 +259,7 @@ impl Proxy {
             view.pool(model).is_none_or(|pool| rules.chooser.is_enough(boundary, pool))
         });
         let Some(pool) = view.pool(ask.model.as_deref()) else { return (ask, Aim::default()) };
-        let aim = rules.chooser.aim(&ask.placement, pool);
+        let aim = rules.chooser.aim(&ask, pool);
         if let Aim::ByKey(sight) = &aim {
             self.parties.metrics.aimed(sight);
             if !sight.moved.is_empty() {

@@ -19,6 +19,7 @@ use super::answer::{Answer, Busy, Patience};
 use super::error::ProxyError;
 use super::events::Events;
 use super::response::{Body, Response};
+use super::usage::UsageReader;
 use super::{Parties, Settings, headers, name_choice};
 use crate::exchange;
 use crate::fleet::Outcome;
@@ -42,6 +43,9 @@ impl Answer {
         if self.has_begun() {
             // Whether or not the client takes it.
             slot.first_byte();
+            if self.is_good {
+                slot.began();
+            }
         }
         let fleet = Arc::clone(&parties.fleet);
         headers::strip_hop_by_hop(&mut self.head.headers);
@@ -49,6 +53,7 @@ impl Answer {
         self.head.version = Version::HTTP_11;
         record.status = Some(self.head.status);
         let events = Events::of(&self.head.headers, dialect);
+        let usage = UsageReader::of(&self.head.headers);
         let mut response = hyper::Response::from_parts(self.head, ());
         name_choice(&mut response, &record, settings);
 
@@ -56,7 +61,7 @@ impl Answer {
             has_length: response.headers().contains_key(CONTENT_LENGTH),
             first: self.first,
             rest: self.rest,
-            work: Some(Work { upstream: self.upstream, slot, fleet, is_awaited, record }),
+            work: Some(Work { upstream: self.upstream, slot, fleet, is_awaited, usage, record }),
             ending: Ending::Open,
             events,
             patience: self.patience,
@@ -88,7 +93,17 @@ struct Work {
     fleet: Arc<LiveFleet>,
     /// Whether the first byte is still to come, and a good sign.
     is_awaited: bool,
+    /// Of an answer that may tell what its request took, and can be read.
+    usage: Option<UsageReader>,
     record: Record,
+}
+
+impl Work {
+    /// No more of the answer passes: what it told of its request's tokens is known by now, and so is the replica, which is `slot`'s.
+    fn settle_usage(&mut self) {
+        self.record.usage = self.usage.as_ref().and_then(UsageReader::usage);
+        self.record.usage.into_iter().for_each(|usage| self.slot.told(usage));
+    }
 }
 
 /// Long enough for a few hundred bytes on any connection that still moves.
@@ -216,7 +231,11 @@ impl ResponseBody {
             work.record.passed_on(data.len());
             work.slot.first_byte();
             if std::mem::take(&mut work.is_awaited) {
+                work.slot.began();
                 work.fleet.answered(work.slot.replica());
+            }
+            if let Some(usage) = &mut work.usage {
+                usage.passed_on(data);
             }
         }
         if let Some(events) = &mut self.events {
@@ -255,7 +274,12 @@ impl ResponseBody {
 
     /// The answer is whole: the connection is free for the next request, the count goes down, the record is written.
     fn end(&mut self) {
-        if let Some(Work { upstream, slot, mut record, .. }) = self.work.take() {
+        if let Some(mut work) = self.work.take() {
+            if let Some(usage) = &mut work.usage {
+                usage.end();
+            }
+            work.settle_usage();
+            let Work { upstream, slot, mut record, .. } = work;
             upstream.give_back(&mut self.rest);
             drop(slot);
             record.complete();
@@ -272,7 +296,9 @@ impl ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
         // Closes the connection, where it is not closed yet.
         let _ = self.rest.finish();
-        if let Some(Work { slot, fleet, mut record, .. }) = self.work.take() {
+        if let Some(mut work) = self.work.take() {
+            work.settle_usage();
+            let Work { slot, fleet, mut record, .. } = work;
             let (request_id, replica) = (&*record.request_id, slot.replica().name());
             tracing::warn!(request_id, replica, error = error.code(), "request {request_id} was cut off on replica {replica}: {error}");
             if let Some(kind) = kind {
@@ -298,9 +324,9 @@ impl ResponseBody {
 
 impl Drop for ResponseBody {
     fn drop(&mut self) {
-        if self.events.as_ref().is_some_and(Events::are_over)
-            && let Some(work) = &mut self.work
-        {
+        let Some(work) = &mut self.work else { return };
+        work.settle_usage();
+        if self.events.as_ref().is_some_and(Events::are_over) {
             work.record.complete();
         }
     }

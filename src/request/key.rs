@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::boundaries::{Boundaries, Boundary, Course};
 use super::json::{Cursor, Malformed, RawString, Token, Value};
+use super::prompt::Sink;
 use super::surface::Family;
 use super::unescape::is_start;
 use crate::units::{OrAuto, PrefixLength};
@@ -98,107 +99,10 @@ impl<'e> KeyHasher<'e> {
         }
     }
 
-    /// Whether the prefix is complete, so that nothing further is hashed.
-    pub(super) fn is_full(&self) -> bool {
-        self.room == 0
-    }
-
-    /// The end of the tools.
-    pub(super) fn end_of_tools(&mut self) {
-        if self.course.is_some() {
-            let end = Key(self.hash.digest());
-            self.end = Some(end);
-            self.boundary(end);
-        }
-    }
-
-    /// The border before a message: hashed, not counted. Whether the message is needed: its key may be complete before it.
-    pub(super) fn role(&mut self, role: &str) -> bool {
-        self.keep_end();
-        if let Some(course) = &mut self.course {
-            if course.message(role, self.depth)
-                && let Some(end) = self.end
-            {
-                self.boundary(end);
-            }
-            self.make_room();
-        }
-        if self.is_full() {
-            return false;
-        }
-        self.part(Part::Role, role.as_bytes());
-        true
-    }
-
-    /// A text of the prompt, up to where the prefix ends.
-    pub(super) fn text(&mut self, text: RawString<'_>) -> Result<(), Malformed> {
-        let mut length = 0;
-        text.pieces(|piece| {
-            let mut rest = piece;
-            loop {
-                let (taken, characters) = cut(rest, self.room);
-                self.hash.update(taken);
-                length += taken.len();
-                self.room -= characters;
-                self.depth += characters as u32;
-                if self.room > 0 {
-                    return ControlFlow::Continue(());
-                }
-                self.pass(Part::Text, length);
-                if self.room == 0 {
-                    return ControlFlow::Break(());
-                }
-                rest = &rest[taken.len()..];
-            }
-        })?;
-        self.end_of_text(Part::Text, length);
-        Ok(())
-    }
-
-    /// Token ids, in the array that `tokens` steps over unless the prefix ends in it: four little-endian bytes each, each byte counted as a
-    /// character.
-    pub(super) fn token_ids(&mut self, tokens: &mut Cursor<'_>) -> Result<(), Malformed> {
-        let mut length = 0;
-        // The caller must not go on from the middle of the array.
-        let mut list = *tokens;
-        let end = list.array::<()>(|token| {
-            if self.room == 0 {
-                return Ok(ControlFlow::Break(()));
-            }
-            let bytes = token.scalar()?.parse::<u32>().map_err(|_| Malformed)?.to_le_bytes();
-            length = self.plain(Part::TokenIds, length, &bytes);
-            Ok(ControlFlow::Continue(()))
-        })?;
-        if end.is_continue() {
-            *tokens = list;
-        }
-        self.end_of_text(Part::TokenIds, length);
-        Ok(())
-    }
-
     /// A raw body, up to where the prefix ends.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
         let length = self.plain(Part::Bytes, 0, bytes);
         self.end_of_text(Part::Bytes, length);
-    }
-
-    /// The value at `value` with white space and ways of escaping left out; for what is compared but not counted.
-    pub(super) fn value(&mut self, value: Value<'_>) -> Result<(), Malformed> {
-        self.content();
-        value.tokens(|token| {
-            match token {
-                Token::Mark(mark) => self.part(Part::Mark, &[mark]),
-                Token::Scalar(scalar) => self.part(Part::Scalar, scalar.as_bytes()),
-                Token::String(text) => self.string(text)?,
-            }
-            Ok(())
-        })
-    }
-
-    /// Where a part that is no text comes from, or its data: compared, not counted.
-    pub(super) fn medium(&mut self, source: RawString<'_>) -> Result<(), Malformed> {
-        self.content();
-        self.string(source)
     }
 
     /// Where the key may end; nowhere if the prompt was empty.
@@ -306,6 +210,105 @@ impl<'e> KeyHasher<'e> {
 
     fn close(&mut self, part: Part, length: usize) {
         self.hash.update(&closing(part, length));
+    }
+}
+
+impl Sink for KeyHasher<'_> {
+    /// Whether the prefix is complete, so that nothing further is hashed.
+    fn is_full(&self) -> bool {
+        self.room == 0
+    }
+
+    /// The end of the tools.
+    fn end_of_tools(&mut self) {
+        if self.course.is_some() {
+            let end = Key(self.hash.digest());
+            self.end = Some(end);
+            self.boundary(end);
+        }
+    }
+
+    /// The border before a message: hashed, not counted. Whether the message is needed: its key may be complete before it.
+    fn role(&mut self, role: &str) -> bool {
+        self.keep_end();
+        if let Some(course) = &mut self.course {
+            if course.message(role, self.depth)
+                && let Some(end) = self.end
+            {
+                self.boundary(end);
+            }
+            self.make_room();
+        }
+        if self.is_full() {
+            return false;
+        }
+        self.part(Part::Role, role.as_bytes());
+        true
+    }
+
+    /// A text of the prompt, up to where the prefix ends.
+    fn text(&mut self, text: RawString<'_>) -> Result<(), Malformed> {
+        let mut length = 0;
+        text.pieces(|piece| {
+            let mut rest = piece;
+            loop {
+                let (taken, characters) = cut(rest, self.room);
+                self.hash.update(taken);
+                length += taken.len();
+                self.room -= characters;
+                self.depth += characters as u32;
+                if self.room > 0 {
+                    return ControlFlow::Continue(());
+                }
+                self.pass(Part::Text, length);
+                if self.room == 0 {
+                    return ControlFlow::Break(());
+                }
+                rest = &rest[taken.len()..];
+            }
+        })?;
+        self.end_of_text(Part::Text, length);
+        Ok(())
+    }
+
+    /// Token ids, in the array that `tokens` steps over unless the prefix ends in it: four little-endian bytes each, each byte counted as a
+    /// character.
+    fn token_ids(&mut self, tokens: &mut Cursor<'_>) -> Result<(), Malformed> {
+        let mut length = 0;
+        // The caller must not go on from the middle of the array.
+        let mut list = *tokens;
+        let end = list.array::<()>(|token| {
+            if self.room == 0 {
+                return Ok(ControlFlow::Break(()));
+            }
+            let bytes = token.scalar()?.parse::<u32>().map_err(|_| Malformed)?.to_le_bytes();
+            length = self.plain(Part::TokenIds, length, &bytes);
+            Ok(ControlFlow::Continue(()))
+        })?;
+        if end.is_continue() {
+            *tokens = list;
+        }
+        self.end_of_text(Part::TokenIds, length);
+        Ok(())
+    }
+
+    /// The value at `value` with white space and ways of escaping left out; for what is compared but not counted.
+    fn value(&mut self, value: Value<'_>) -> Result<(), Malformed> {
+        self.content();
+        value.tokens(|token| {
+            match token {
+                Token::Mark(mark) => self.part(Part::Mark, &[mark]),
+                Token::Scalar(scalar) => self.part(Part::Scalar, scalar.as_bytes()),
+                Token::String(text) => self.string(text)?,
+            }
+            Ok(())
+        })
+    }
+
+    /// Where a part that is no text comes from, or its data: compared, not counted.
+    fn medium(&mut self, source: RawString<'_>) -> Result<(), Malformed> {
+        self.content();
+        self.string(source)
     }
 }
 

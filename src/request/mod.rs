@@ -4,25 +4,31 @@
 
 mod blocks;
 mod boundaries;
+mod chunks;
 mod json;
 mod key;
 mod prompt;
 mod surface;
 mod unescape;
+mod usage;
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use hyper::header::HeaderName;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use boundaries::{Boundaries, Boundary, MAX_BOUNDARIES};
+pub use chunks::{Chunks, end_of, next_end};
 pub use key::Key;
 pub use surface::{Dialect, Refusal, Surface};
+pub use usage::Usage;
 
 use crate::units::{OrAuto, PrefixLength};
+use chunks::ChunkHasher;
 use json::{LongStrings, Malformed};
 use key::KeyHasher;
 use prompt::Fields;
@@ -48,11 +54,13 @@ pub struct Settings {
     pub hash_seed: u64,
     /// A body that is nested deeper, its own braces counted, is placed by its raw bytes.
     pub max_json_depth: usize,
+    /// Whether prompts are read to their ends and divided in chunks, for a strategy that goes by what replicas hold.
+    pub chunks: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { prefix_length: OrAuto::Auto, includes: Includes::default(), hash_seed: 0, max_json_depth: 256 }
+        Self { prefix_length: OrAuto::Auto, includes: Includes::default(), hash_seed: 0, max_json_depth: 256, chunks: false }
     }
 }
 
@@ -72,10 +80,14 @@ pub struct Ask {
     pub model: Option<String>,
     /// How it is placed.
     pub placement: Placement,
+    /// Its prompt in chunks, where that is asked for and it has a prompt.
+    pub chunks: Option<Arc<Chunks>>,
     /// Whose it is, as far as it says: a hash of its identifier, which is not kept itself. What has to wait is fair between these.
     pub identifier: Option<u64>,
     /// Where it stands among those that wait: lower goes first, 0 where it does not say. The body's, cut to [`PRIORITIES`].
     pub priority: i32,
+    /// Whether the answer is to come piece by piece.
+    pub streams: bool,
     /// Whether it has a key of its raw bytes for no other reason than `max_json_depth`.
     pub too_deep: bool,
 }
@@ -112,6 +124,21 @@ impl Ask {
         let family = surface.family().map(|family| if understood.is_some() { family } else { Family::Native });
         let fields = understood.unwrap_or_default();
         let too_deep = fields.depth > settings.max_json_depth && family.is_some_and(|family| family != Family::Native);
+        let chunks = match family.filter(|_| settings.chunks) {
+            None => None,
+            Some(family) => {
+                let mut hasher = ChunkHasher::new(settings.hash_seed, fields.model.as_deref(), fields.cache_salt.as_deref());
+                // What an engine renders, whatever the key is made of.
+                let includes = Includes { tools: true, media: true };
+                if family == Family::Native || too_deep {
+                    hasher.bytes(body);
+                } else if fields.read_prompt(surface, includes, &mut hasher).is_err() {
+                    hasher = ChunkHasher::new(settings.hash_seed, fields.model.as_deref(), fields.cache_salt.as_deref());
+                    hasher.bytes(body);
+                }
+                Some(Arc::new(hasher.finish()))
+            }
+        };
         let mut enough = |boundary: &Boundary| enough(fields.model.as_deref(), boundary);
         let placement = match family {
             None => Placement::ByLoad,
@@ -121,7 +148,7 @@ impl Ask {
             Some(family) => {
                 let mut key = KeyHasher::new(family, settings.prefix_length, settings.hash_seed, &mut enough);
                 scope(&mut key, &fields, identifier);
-                Placement::ByKey(match fields.hash_prompt(surface, settings.includes, &mut key) {
+                Placement::ByKey(match fields.read_prompt(surface, settings.includes, &mut key) {
                     Ok(()) => key.finish(),
                     Err(Malformed) => native(&fields, body, identifier, settings, &mut enough),
                 })
@@ -130,8 +157,10 @@ impl Ask {
         let identifier = identifier.or(fields.prompt_cache_key.as_deref());
         Self {
             placement,
+            chunks,
             identifier: identifier.map(|identifier| xxh3_64_with_seed(identifier.as_bytes(), settings.hash_seed)),
             priority: i32::try_from(fields.priority.clamp((*PRIORITIES.start()).into(), (*PRIORITIES.end()).into())).unwrap_or_default(),
+            streams: fields.streams,
             too_deep,
             model: fields.model,
         }

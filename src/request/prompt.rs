@@ -7,11 +7,14 @@ use std::ops::ControlFlow;
 
 use super::Includes;
 use super::json::{Cursor, LongStrings, Malformed, RawString, Token, Value};
-use super::key::KeyHasher;
 use super::surface::Surface;
 
 /// The fields in which the surfaces put the URL, the id or the data of an image, a sound or a file.
 const MEDIA_SOURCES: [&str; 8] = ["url", "data", "image_url", "video_url", "audio_url", "file_url", "file_data", "file_id"];
+
+/// The kinds of parts that are no text, on any surface.
+const MEDIA: [&str; 10] =
+    ["image", "image_url", "input_image", "audio_url", "input_audio", "video_url", "file", "file_url", "input_file", "document"];
 
 /// The fields of a body that routing looks at, found in one pass. Of a field given twice the last counts, as for the engines.
 #[derive(Default)]
@@ -21,6 +24,8 @@ pub(super) struct Fields<'a> {
     pub(super) cache_salt: Option<Cow<'a, str>>,
     /// 0 where there is none, or none that is a whole number: the engine is the judge of that.
     pub(super) priority: i64,
+    /// Whether the answer is to come piece by piece.
+    pub(super) streams: bool,
     messages: Option<Value<'a>>,
     prompt: Option<Value<'a>>,
     input: Option<Value<'a>>,
@@ -29,6 +34,35 @@ pub(super) struct Fields<'a> {
     tools: Option<Value<'a>>,
     /// How many objects and arrays are open at once where the body is nested deepest; its own braces are the first.
     pub(super) depth: usize,
+}
+
+/// What a prompt is given to, piece by piece.
+pub(super) trait Sink {
+    /// Whether nothing further is of use.
+    fn is_full(&self) -> bool;
+
+    /// The border before a message. Whether the message is of use.
+    fn role(&mut self, role: &str) -> bool;
+
+    /// A text of the prompt.
+    fn text(&mut self, text: RawString<'_>) -> Result<(), Malformed>;
+
+    /// Token ids, in the array that `tokens` steps over unless nothing behind is of use.
+    fn token_ids(&mut self, tokens: &mut Cursor<'_>) -> Result<(), Malformed>;
+
+    /// A value that is no text, with white space and ways of escaping left out.
+    fn value(&mut self, value: Value<'_>) -> Result<(), Malformed>;
+
+    /// Where a part that is no text comes from, or its data.
+    fn medium(&mut self, source: RawString<'_>) -> Result<(), Malformed>;
+
+    /// The end of the tools.
+    fn end_of_tools(&mut self);
+
+    /// Whether it is given what is no text to a reader, but is to an engine: tool calls, their results, and whatever else a message has.
+    fn wants_all(&self) -> bool {
+        false
+    }
 }
 
 impl<'a> Fields<'a> {
@@ -43,6 +77,7 @@ impl<'a> Fields<'a> {
                 "prompt_cache_key" => fields.prompt_cache_key = text(value)?,
                 "cache_salt" => fields.cache_salt = text(value)?,
                 "priority" => fields.priority = whole_number(value).unwrap_or_default(),
+                "stream" => fields.streams = value.first() == b't',
                 "messages" => fields.messages = Some(value),
                 "prompt" => fields.prompt = Some(value),
                 "input" => fields.input = Some(value),
@@ -58,14 +93,14 @@ impl<'a> Fields<'a> {
         Ok(fields)
     }
 
-    /// Hashes the prompt of a body of `surface`, which has a text view.
-    pub(super) fn hash_prompt(&self, surface: Surface, includes: Includes, key: &mut KeyHasher<'_>) -> Result<(), Malformed> {
+    /// Gives the prompt of a body of `surface`, which has a text view, to `sink`.
+    pub(super) fn read_prompt(&self, surface: Surface, includes: Includes, sink: &mut impl Sink) -> Result<(), Malformed> {
         // Engines render tools before everything else.
         if let (true, Some(tools)) = (includes.tools, present(self.tools)) {
-            key.value(tools)?;
-            key.end_of_tools();
+            sink.value(tools)?;
+            sink.end_of_tools();
         }
-        let mut walk = Walk { key, includes };
+        let mut walk = Walk { sink, includes };
         match surface {
             Surface::Messages => {
                 walk.message_of("system", self.system)?;
@@ -96,41 +131,46 @@ fn whole_number(value: Value<'_>) -> Option<i64> {
     text.parse().ok().or_else(|| text.parse().ok().filter(|number: &f64| number.fract() == 0.0).map(|number| number as i64))
 }
 
-/// A prompt on its way into the key.
-struct Walk<'k, 'e> {
-    key: &'k mut KeyHasher<'e>,
+/// A prompt on its way into a sink.
+struct Walk<'s, S> {
+    sink: &'s mut S,
     includes: Includes,
 }
 
-impl Walk<'_, '_> {
+impl<S: Sink> Walk<'_, S> {
     /// A list of messages: for each the role, then its text.
     fn messages(&mut self, messages: Option<Value<'_>>) -> Result<(), Malformed> {
         self.each(messages, |walk, message| {
             if message.peek() != Some(b'{') {
                 return Ok(());
             }
-            let (mut role, mut content) = (None, None);
+            let (mut role, mut content, mut others) = (None, None, Vec::new());
+            let wants_all = walk.sink.wants_all();
             message.object(|name, value| {
                 match name.text()?.as_ref() {
                     "role" => role = value.string(),
                     "content" => content = Some(value),
-                    _ => {}
+                    _ => others.extend(wants_all.then_some(value)),
                 }
                 Ok(())
             })?;
-            if walk.key.role(&role.map(RawString::text).transpose()?.unwrap_or_default()) { walk.content(content) } else { Ok(()) }
+            if !walk.sink.role(&role.map(RawString::text).transpose()?.unwrap_or_default()) {
+                return Ok(());
+            }
+            walk.content(content)?;
+            others.into_iter().try_for_each(|other| walk.sink.value(other))
         })
     }
 
     /// One message that stands in a field of its own, as if it were the next of the list.
     fn message_of(&mut self, role: &str, content: Option<Value<'_>>) -> Result<(), Malformed> {
-        if !self.key.is_full() && present(content).is_some() && self.key.role(role) { self.content(content) } else { Ok(()) }
+        if !self.sink.is_full() && present(content).is_some() && self.sink.role(role) { self.content(content) } else { Ok(()) }
     }
 
     /// The content of a message: a text, or parts in order. Anything else is an empty text.
     fn content(&mut self, content: Option<Value<'_>>) -> Result<(), Malformed> {
         match content.and_then(Value::string) {
-            Some(text) => self.key.text(text),
+            Some(text) => self.sink.text(text),
             None => self.each(content, Self::part),
         }
     }
@@ -138,7 +178,7 @@ impl Walk<'_, '_> {
     /// One part of a message's content.
     fn part(&mut self, part: &mut Cursor<'_>) -> Result<(), Malformed> {
         match part.peek() {
-            Some(b'"') => return self.key.text(part.string()?),
+            Some(b'"') => return self.sink.text(part.string()?),
             Some(b'{') => {}
             _ => return Ok(()),
         }
@@ -155,9 +195,11 @@ impl Walk<'_, '_> {
         })?;
         let is = |name| kind.is_some_and(|kind| kind.is(name));
         if is("refusal") {
-            refusal.map_or(Ok(()), |refusal| self.key.text(refusal))
+            refusal.map_or(Ok(()), |refusal| self.sink.text(refusal))
         } else if kind.is_none() || is("text") || is("input_text") || is("output_text") {
-            text.map_or(Ok(()), |text| self.key.text(text))
+            text.map_or(Ok(()), |text| self.sink.text(text))
+        } else if self.sink.wants_all() && !MEDIA.iter().any(|medium| is(medium)) {
+            self.sink.value(whole.value()?)
         } else if self.includes.media {
             self.media(whole.value()?)
         } else {
@@ -171,7 +213,7 @@ impl Walk<'_, '_> {
         part.tokens(|token| {
             let is_source = || name.is_some_and(|name| MEDIA_SOURCES.iter().any(|source| name.is(source)));
             match token {
-                Token::String(text) if at_value && is_source() => self.key.medium(text)?,
+                Token::String(text) if at_value && is_source() => self.sink.medium(text)?,
                 Token::String(text) if !at_value => name = Some(text),
                 _ => {}
             }
@@ -184,14 +226,14 @@ impl Walk<'_, '_> {
     fn inputs(&mut self, inputs: Option<Value<'_>>) -> Result<(), Malformed> {
         let Some(inputs) = inputs else { return Ok(()) };
         if let Some(text) = inputs.string() {
-            return self.key.text(text);
+            return self.sink.text(text);
         }
         if begins_with_number(inputs) {
-            return self.key.token_ids(&mut inputs.cursor());
+            return self.sink.token_ids(&mut inputs.cursor());
         }
         self.each(Some(inputs), |walk, item| match item.peek() {
-            Some(b'"') => walk.key.text(item.string()?),
-            Some(b'[') => walk.key.token_ids(item),
+            Some(b'"') => walk.sink.text(item.string()?),
+            Some(b'[') => walk.sink.token_ids(item),
             _ => Ok(()),
         })
     }
@@ -205,7 +247,7 @@ impl Walk<'_, '_> {
         let Some(list) = list.filter(|list| list.first() == b'[') else { return Ok(()) };
         // Whether it ended early makes no difference.
         let _ = list.cursor().array::<()>(|item| {
-            if self.key.is_full() {
+            if self.sink.is_full() {
                 return Ok(ControlFlow::Break(()));
             }
             step(self, item)?;

@@ -34,6 +34,11 @@ impl<'a> Candidates<'a> {
         Self { limit, ..self }
     }
 
+    /// The moment.
+    pub(super) fn now(&self) -> Instant {
+        self.now
+    }
+
     /// Whether an earlier try for the same request failed.
     pub(super) fn is_another_try(&self) -> bool {
         !self.tried.is_empty()

@@ -40,7 +40,7 @@ impl Memories {
     pub(super) fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
         let now = self.requests.fetch_add(1, Ordering::Relaxed);
         let look = |memory: &mut Memory| memory.look(boundaries, pool.members().len());
-        let Look { boundary, known, reuse, at, moved, crowded } = match self.with(pool.name(), now, look) {
+        let Look { boundary, hot, known, reuse, at, moved, crowded } = match self.with(pool.name(), now, look) {
             Some(look) => look,
             None => {
                 self.begin(pool.name(), now);
@@ -51,7 +51,7 @@ impl Memories {
             self.grow(pool.name(), capacity, now);
         }
         let seen = known.map_or(Seen::Never { at, reuse }, Seen::Before);
-        Some(Sight { key: boundary.key, depth: Some(boundary.depth), moved, seen })
+        Some(Sight { key: boundary.key, depth: Some(boundary.depth), hot, moved, seen, chunks: None, streams: false })
     }
 
     /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.

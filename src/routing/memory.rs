@@ -56,6 +56,8 @@ pub(super) struct Memory {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Look {
     pub(super) boundary: Boundary,
+    /// Where the last hot boundary before that is; 0 where there is none.
+    pub(super) hot: u32,
     /// The replica that the key went to when it was first seen, by its tag, 0 for the ring's home; `None` where it is seen for the first time.
     pub(super) known: Option<u32>,
     /// How many keys are known, of late; `None` where that cannot be said yet.
@@ -108,7 +110,8 @@ impl Memory {
             self.note(is_known);
             let capacity = self.table.capacity();
             let crowded = (is_crowded && capacity < MOST_ENTRIES && self.requests >= self.grows_from).then_some(capacity);
-            return Some(Look { boundary, known, reuse: self.reuse_so_far(), at: now, moved, crowded });
+            let hot = index.checked_sub(1).map_or(0, |last| boundaries[last].depth);
+            return Some(Look { boundary, hot, known, reuse: self.reuse_so_far(), at: now, moved, crowded });
         }
         None
     }

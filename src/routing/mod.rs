@@ -2,6 +2,7 @@
 //!
 //! Pure: chance is an argument, and nothing is logged or counted here. What a choice means to the outside is in its [`Reason`].
 
+mod cache_aware;
 mod candidates;
 mod first_sight;
 mod gate;
@@ -17,18 +18,19 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rand::Rng;
 use strum::VariantArray;
 
+pub use cache_aware::{Forecast, Report};
 pub use candidates::Candidates;
 pub use sight::{Direction, FirstSight, Moved, Sight};
 
-use crate::fleet::Pool;
-use crate::fleet::{Lease, Trial};
-use crate::request::{Boundaries, Boundary, Placement};
+use crate::fleet::{Lease, Pool, Replica, Trial};
+use crate::request::{Ask, Boundaries, Boundary, Placement};
 use crate::units::{ConcurrencyThreshold, OrAuto, PrefixLength};
+use cache_aware::CacheAware;
 use least_outstanding::LeastOutstanding;
 use prefix_aware::PrefixAware;
 use random::Random;
@@ -47,6 +49,8 @@ pub struct Settings {
     pub prefix_length: OrAuto<PrefixLength>,
     /// How many routers send to these replicas, this one included; 0 where nobody says. One alone may place more freely what it has never seen.
     pub routers: u32,
+    /// Bytes that `cache_aware` may take to remember what the replicas of all pools hold.
+    pub index_memory: usize,
 }
 
 impl Default for Settings {
@@ -57,6 +61,7 @@ impl Default for Settings {
             overflow: OrAuto::Auto,
             prefix_length: OrAuto::Auto,
             routers: 0,
+            index_memory: 64 << 20,
         }
     }
 }
@@ -66,6 +71,8 @@ impl Default for Settings {
 pub enum StrategyName {
     /// The key's home, unless it is gated.
     PrefixAware,
+    /// The lowest predicted time to the first token.
+    CacheAware,
     /// Fewest outstanding relative to weight.
     LeastOutstanding,
     /// In turn.
@@ -82,6 +89,7 @@ impl StrategyName {
     pub fn name(self) -> &'static str {
         match self {
             Self::PrefixAware => "prefix_aware",
+            Self::CacheAware => "cache_aware",
             Self::LeastOutstanding => "least_outstanding",
             Self::RoundRobin => "round_robin",
             Self::Random => "random",
@@ -103,7 +111,9 @@ pub enum Overflow {
 pub enum Reason {
     /// It is the key's home.
     Home,
-    /// The home is gated.
+    /// It holds more of the prompt than the home.
+    Cached,
+    /// The home is gated, or has so much more to do that it is worth computing the prompt elsewhere.
     Overflow,
     /// The home is not eligible, or an earlier try failed before the first byte.
     Failover,
@@ -121,6 +131,7 @@ impl Reason {
     pub fn label(self) -> &'static str {
         match self {
             Self::Home => "home",
+            Self::Cached => "cached",
             Self::Overflow => "overflow",
             Self::Failover => "failover",
             Self::NoKey => "no_key",
@@ -138,13 +149,15 @@ pub struct Choice {
     pub reason: Reason,
     /// What became of a key that was seen for the first time.
     pub first_sight: Option<FirstSight>,
+    /// What was expected of it, by a strategy that learns from what comes.
+    pub forecast: Option<Box<Forecast>>,
     /// Held where the request shows whether the replica is well again: until the first byte of the answer, or the failure that comes in its place.
     pub trial: Option<Trial>,
 }
 
 impl Choice {
     fn new(lease: Lease, reason: Reason) -> Self {
-        Self { lease, reason, first_sight: None, trial: None }
+        Self { lease, reason, first_sight: None, forecast: None, trial: None }
     }
 }
 
@@ -171,9 +184,9 @@ pub struct Insight {
 
 /// A rule that picks one of several replicas.
 pub trait Strategy: Send + Sync {
-    /// What a prompt with these boundaries, of which there is at least one, is placed by among the members of `pool`. Called once for a request.
-    fn aim(&self, boundaries: &Boundaries, pool: &Pool) -> Aim {
-        let _ = pool;
+    /// What a request whose prompt has these boundaries, of which there is at least one, is placed by among the members of `pool`. Called once for each.
+    fn aim(&self, ask: &Ask, boundaries: &Boundaries, pool: &Pool) -> Aim {
+        let _ = (ask, pool);
         boundaries.last().map_or(Aim::NoKey, |last| Aim::ByKey(last.key.into()))
     }
 
@@ -191,6 +204,31 @@ pub trait Strategy: Send + Sync {
         let _ = (pool, now);
         Insight::default()
     }
+
+    /// Whether it goes by a prompt's chunks.
+    fn wants_chunks(&self) -> bool {
+        false
+    }
+
+    /// A good answer began so long after its request was sent.
+    fn began(&self, forecast: &Forecast, took: Duration) {
+        let _ = (forecast, took);
+    }
+
+    /// An answer said how many tokens its prompt had, and perhaps how many of them were found in the replica's cache.
+    fn answered(&self, forecast: &Forecast, prompt_tokens: u64, cached_tokens: Option<u64>) {
+        let _ = (forecast, prompt_tokens, cached_tokens);
+    }
+
+    /// What a replica's engine says of itself.
+    fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
+        let _ = (replica, report, now);
+    }
+
+    /// A replica's engine has begun anew, with an empty cache.
+    fn restarted(&self, replica: &Replica) {
+        let _ = replica;
+    }
 }
 
 /// A configured strategy, with what holds for all of them.
@@ -206,17 +244,43 @@ impl Chooser {
             StrategyName::RoundRobin => Box::new(RoundRobin::default()),
             StrategyName::LeastOutstanding => Box::new(LeastOutstanding),
             StrategyName::PrefixAware => Box::new(PrefixAware::new(settings)),
+            StrategyName::CacheAware => Box::new(CacheAware::new(settings)),
         };
         Self { strategy }
     }
 
     /// What a request to `pool` is placed by. It is counted, so this is asked once for each.
-    pub fn aim(&self, placement: &Placement, pool: &Pool) -> Aim {
-        match placement {
+    pub fn aim(&self, ask: &Ask, pool: &Pool) -> Aim {
+        match &ask.placement {
             Placement::ByLoad => Aim::ByLoad,
             Placement::ByKey(boundaries) if boundaries.is_empty() => Aim::NoKey,
-            Placement::ByKey(boundaries) => self.strategy.aim(boundaries, pool),
+            Placement::ByKey(boundaries) => self.strategy.aim(ask, boundaries, pool),
         }
+    }
+
+    /// Whether requests are to be read with their chunks.
+    pub fn wants_chunks(&self) -> bool {
+        self.strategy.wants_chunks()
+    }
+
+    /// Takes note that a good answer began so long after its request was sent.
+    pub fn began(&self, forecast: &Forecast, took: Duration) {
+        self.strategy.began(forecast, took);
+    }
+
+    /// Takes note of how many tokens an answer's prompt had, and how many of them were found in the replica's cache, if it said so.
+    pub fn answered(&self, forecast: &Forecast, prompt_tokens: u64, cached_tokens: Option<u64>) {
+        self.strategy.answered(forecast, prompt_tokens, cached_tokens);
+    }
+
+    /// Takes note of what a replica's engine says of itself.
+    pub fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
+        self.strategy.hear(replica, report, now);
+    }
+
+    /// Takes note that a replica's engine has begun anew, with an empty cache.
+    pub fn restarted(&self, replica: &Replica) {
+        self.strategy.restarted(replica);
     }
 
     /// Whether a prompt need not be known beyond `boundary` to be placed in `pool`: [`Self::aim`] would come to the same. It changes nothing.

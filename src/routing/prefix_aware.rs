@@ -18,7 +18,7 @@ use super::memories::Memories;
 use super::sight::{Seen, Sight};
 use super::{Aim, Candidates, Choice, FirstSight, Insight, Overflow, Reason, Settings, Strategy};
 use crate::fleet::{Pool, Replica, tag};
-use crate::request::{Boundaries, Boundary, Key};
+use crate::request::{Ask, Boundaries, Boundary, Key};
 use crate::units::OrAuto;
 
 /// Replicas that a hot key's requests stay on under `next_choices`: more would spread its prefix over the fleet, and push out what others have there.
@@ -124,7 +124,7 @@ impl PrefixAware {
 }
 
 impl Strategy for PrefixAware {
-    fn aim(&self, boundaries: &Boundaries, pool: &Pool) -> Aim {
+    fn aim(&self, _: &Ask, boundaries: &Boundaries, pool: &Pool) -> Aim {
         let sight = match &self.memories {
             Some(memories) => memories.look(boundaries, pool),
             None => boundaries.last().map(|last| last.key.into()),

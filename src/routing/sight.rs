@@ -2,7 +2,9 @@
 //!
 //! Data alone: it is made in `memories.rs` and used in `prefix_aware.rs`.
 
-use crate::request::{Boundary, Key};
+use std::sync::Arc;
+
+use crate::request::{Boundary, Chunks, Key};
 
 /// What a request with a key is placed by.
 #[derive(Clone, Debug)]
@@ -11,15 +13,21 @@ pub struct Sight {
     pub key: Key,
     /// Characters of the prompt that the key covers (bytes on the native surface), where traffic decided how many; `None` where the length is fixed.
     pub depth: Option<u32>,
+    /// So many characters at the prompt's beginning are common to more of the traffic than one replica's share.
+    pub(super) hot: u32,
     /// The boundaries that this request made hot, or found cooled.
     pub moved: Vec<Moved>,
     pub(super) seen: Seen,
+    /// The prompt's chunks, for a strategy that goes by them.
+    pub(super) chunks: Option<Arc<Chunks>>,
+    /// Whether the answer comes piece by piece.
+    pub(super) streams: bool,
 }
 
 impl From<Key> for Sight {
     /// A key that goes where the ring says.
     fn from(key: Key) -> Self {
-        Self { key, depth: None, moved: Vec::new(), seen: Seen::NotAsked }
+        Self { key, depth: None, hot: 0, moved: Vec::new(), seen: Seen::NotAsked, chunks: None, streams: false }
     }
 }
 

@@ -11,6 +11,13 @@ use xxhash_rust::xxh3::xxh3_64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(u64);
 
+impl BlockHash {
+    /// As a number.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// The chained hashes of the full blocks in `tokens`, `block_size` (at least 1) tokens each. Blocks of different `salt`s are never alike.
 ///
 /// vLLM chains a block to its parent and mixes the salt into the first one only, which the chain carries on.

@@ -4,7 +4,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::blocks::{BlockHash, Chain};
 use super::workload::{Conversation, Segment};
-use crate::request::{Boundaries, Boundary, Key};
+use crate::request::{Boundaries, Boundary, Chunks, Key, next_end};
 use crate::units::{OrAuto, PrefixLength};
 
 /// Characters of a token.
@@ -67,6 +67,14 @@ impl Prompt {
     /// The full blocks of it and of its answer, as far as that is known.
     pub fn blocks(&self) -> &[BlockHash] {
         self.chain.blocks()
+    }
+
+    /// Its chunks, as a router that reads all of it sees them; in an engine whose blocks are `block_size` tokens, which has to be a part of a chunk.
+    pub fn chunks(&self, block_size: usize) -> Chunks {
+        let bytes = self.tokens * CHARACTERS;
+        let ends = std::iter::successors(Some(next_end(0)), |&end| Some(next_end(end))).take_while(|&end| end <= bytes);
+        let hashes = ends.map(|end| self.blocks()[end / CHARACTERS / block_size - 1].number());
+        Chunks { hashes: hashes.collect(), bytes, ..Chunks::default() }
     }
 
     /// Where its key may end.

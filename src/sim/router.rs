@@ -1,13 +1,13 @@
 //! One of the routers of a run. It shares nothing with the others: the fleet as it sees it, its counts, its strategy and its chance are its own.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::chance::Chance;
 use super::rule::{Asked, Engine, Moment, Pick, Rule, Seen, View};
 use crate::fleet::{Fleet, Lease, Outcome, Replica, ReplicaSpec, Snapshot, Trial, health};
-use crate::request::{Boundaries, Placement};
-use crate::routing::{Aim, Candidates, Chooser, Reason};
+use crate::request::Ask;
+use crate::routing::{Aim, Candidates, Chooser, Forecast, Reason, Report};
 use crate::units::Weight;
 
 /// A router.
@@ -32,6 +32,8 @@ pub(super) struct Chosen {
     pub(super) replica: usize,
     /// Not where the prompt belongs, since that one has too much to do.
     pub(super) overflow: bool,
+    /// What was expected of it.
+    pub(super) forecast: Option<Box<Forecast>>,
 }
 
 /// What there is to choose by, beside what the router knows itself.
@@ -73,11 +75,41 @@ impl Router {
         }
     }
 
-    /// What a prompt with these boundaries is placed by. Asked once for each.
-    pub(super) fn aim(&self, boundaries: &Boundaries) -> Aim {
+    /// Whether requests are to be read with their chunks.
+    pub(super) fn wants_chunks(&self) -> bool {
+        self.chooser.as_ref().is_some_and(Chooser::wants_chunks)
+    }
+
+    /// What a request is placed by. Asked once for each.
+    pub(super) fn aim(&self, ask: &Ask) -> Aim {
         match (&self.chooser, self.snapshot.pool(None)) {
-            (Some(chooser), Some(pool)) => chooser.aim(&Placement::ByKey(boundaries.clone()), pool),
+            (Some(chooser), Some(pool)) => chooser.aim(ask, pool),
             _ => Aim::ByLoad,
+        }
+    }
+
+    /// Takes note of how an answer began, in a time that was measured, and of what it says of its prompt.
+    pub(super) fn learn(&self, forecast: &Forecast, took: Duration, prompt_tokens: usize, cached_tokens: usize) {
+        if let Some(chooser) = &self.chooser {
+            chooser.began(forecast, took);
+            chooser.answered(forecast, prompt_tokens as u64, Some(cached_tokens as u64));
+        }
+    }
+
+    /// Takes note of what the engines say of themselves.
+    pub(super) fn hear(&self, reports: &[Report], now: Instant) {
+        let Some(chooser) = &self.chooser else { return };
+        for (replica, report) in self.replicas.iter().zip(reports) {
+            if let Some(replica) = replica {
+                chooser.hear(replica, report, now);
+            }
+        }
+    }
+
+    /// Takes note that an engine has begun anew.
+    pub(super) fn restarted(&self, replica: usize) {
+        if let (Some(chooser), Some(Some(replica))) = (&self.chooser, self.replicas.get(replica)) {
+            chooser.restarted(replica);
         }
     }
 
@@ -96,7 +128,8 @@ impl Router {
         let Some(rule) = rule else {
             let choice = self.chooser.as_ref()?.choose(aim, &candidates, &mut self.chance)?;
             let replica = number(choice.lease.replica());
-            return Some(Chosen { lease: choice.lease, trial: choice.trial, replica, overflow: choice.reason == Reason::Overflow });
+            let overflow = choice.reason == Reason::Overflow;
+            return Some(Chosen { lease: choice.lease, trial: choice.trial, replica, overflow, forecast: choice.forecast });
         };
         let eligible: Vec<usize> = candidates.iter().map(|replica| number(replica)).collect();
         if eligible.is_empty() {
@@ -106,7 +139,7 @@ impl Router {
         let view = View { eligible: &eligible, pool, replicas: &self.replicas, seen: &self.seen, engines, routers, now };
         let Pick { replica, overflow } = rule.choose(asked, &view, &mut self.chance);
         let lease = self.replicas[replica].as_ref()?.lease();
-        Some(Chosen { lease, trial: None, replica, overflow })
+        Some(Chosen { lease, trial: None, replica, overflow, forecast: None })
     }
 
     /// Takes note of the first byte of an answer.

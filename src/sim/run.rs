@@ -4,6 +4,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::chance::Chance;
@@ -16,11 +17,14 @@ use super::scenario::{Run, Scenario};
 use super::strategy::How;
 use super::workload::{Starts, Traffic, arrivals};
 use crate::fleet::{Lease, Outcome, Trial};
-use crate::request::Boundaries;
-use crate::routing::{Aim, Chooser};
+use crate::request::{Ask, Boundaries, Placement};
+use crate::routing::{Aim, Chooser, Forecast, Report};
 
 /// Between a client and an engine, there and back: added to every time that a client measures.
 const NETWORK: Duration = Duration::from_millis(15);
+
+/// How old the metrics may get that a router asks for.
+const SCRAPED: Duration = Duration::from_secs(1);
 
 /// Between two checks of a replica that failed.
 const CHECK: Duration = Duration::from_secs(1);
@@ -60,6 +64,7 @@ struct Flight {
     aim: Aim,
     replica: usize,
     overflow: bool,
+    forecast: Option<Box<Forecast>>,
     cached_tokens: usize,
     first_token: Option<Moment>,
     ended: Option<Moment>,
@@ -146,8 +151,7 @@ impl<'a> Simulation<'a> {
         simulation.live.resize_with(traffic.conversations.len(), Live::default);
         (0..scenario.replicas).for_each(|_| simulation.add_engine());
         simulation.schedule();
-        let age = scenario.metrics_age.or_else(|| peer.and_then(|peer| peer.metrics_age()));
-        if peer.is_some_and(|peer| peer.metrics_age().is_some()) && age.is_some() {
+        if simulation.metrics_age().is_some() {
             (0..routers).for_each(|router| simulation.at(0, Event::Look(router)));
         }
         simulation
@@ -240,6 +244,7 @@ impl<'a> Simulation<'a> {
             Event::Return => {
                 if let Some(failure) = self.scenario.failure {
                     self.engines[failure.replica].is_up = true;
+                    self.routers.iter().for_each(|router| router.restarted(failure.replica));
                 }
             }
             Event::Check(until) => {
@@ -264,14 +269,21 @@ impl<'a> Simulation<'a> {
             Seen { running: counts.running, waiting: counts.waiting, kv_usage, taken_at: self.now }
         };
         self.routers[router].seen = self.engines.iter().map(seen).collect();
-        let age = match &self.scenario.strategy.how {
-            How::Peer(peer) => self.scenario.metrics_age.or(peer.metrics_age()),
-            How::Production(_) => self.scenario.metrics_age,
-        };
+        let reports: Vec<Report> = self.engines.iter().map(report).collect();
+        self.routers[router].hear(&reports, self.instant());
         let goes_on = self.open > 0 || self.events.iter().any(|Reverse((.., event))| matches!(event, Event::Ask(_)));
-        if let Some(age) = age.filter(|_| goes_on) {
+        if let Some(age) = self.metrics_age().filter(|_| goes_on) {
             self.at(self.now + nanos(age).max(1), Event::Look(router));
         }
+    }
+
+    /// How old metrics may get, for a rule that looks at them.
+    fn metrics_age(&self) -> Option<Duration> {
+        let usual = match &self.scenario.strategy.how {
+            How::Peer(peer) => peer.metrics_age(),
+            How::Production(_) => self.routers.iter().any(Router::wants_chunks).then_some(SCRAPED),
+        };
+        usual.map(|usual| self.scenario.metrics_age.unwrap_or(usual))
     }
 
     /// A conversation's next turn is sent.
@@ -289,7 +301,13 @@ impl<'a> Simulation<'a> {
         };
         let Some(prompt) = &live.prompt else { return };
         let router = self.chance.below(self.routers.len());
-        let aim = self.routers[router].aim(&prompt.boundaries(self.scenario.strategy.prefix_length()));
+        let ask = Ask {
+            placement: Placement::ByKey(prompt.boundaries(self.scenario.strategy.prefix_length())),
+            chunks: self.routers[router].wants_chunks().then(|| Arc::new(prompt.chunks(block_size))),
+            streams: true,
+            ..Ask::default()
+        };
+        let aim = self.routers[router].aim(&ask);
         if traffic.changed_at == Some(conversation) {
             self.changed.get_or_insert(self.now);
         }
@@ -307,6 +325,7 @@ impl<'a> Simulation<'a> {
             aim,
             replica: 0,
             overflow: false,
+            forecast: None,
             cached_tokens: 0,
             first_token: None,
             ended: None,
@@ -330,10 +349,11 @@ impl<'a> Simulation<'a> {
             let rule = self.rules.get_mut(flight.router % rules);
             let world = World { engines: &self.engines, routers: self.routers.len(), now: self.now, instant };
             let chosen = self.routers[flight.router].choose(&flight.aim, &asked, rule, &tried, &world);
-            let Some(Chosen { lease, trial, replica, overflow }) = chosen else { return self.fail(id) };
+            let Some(Chosen { lease, trial, replica, overflow, forecast }) = chosen else { return self.fail(id) };
             if self.engines[replica].is_up {
                 let flight = &mut self.flights[id];
                 (flight.replica, flight.overflow, flight.lease, flight.trial) = (replica, overflow, Some(lease), trial);
+                flight.forecast = forecast;
                 return self.enqueue(id, replica);
             }
             // Nobody is there: the connection is refused at once.
@@ -392,6 +412,9 @@ impl<'a> Simulation<'a> {
             self.routers[flight.router].first_byte(lease, instant);
         }
         let took = Duration::from_nanos(self.now - flight.arrived) + NETWORK;
+        if let Some(forecast) = flight.forecast.take() {
+            self.routers[flight.router].learn(&forecast, took, flight.prompt_tokens, cached);
+        }
         let is_measured = id >= self.cold && (flight.arrived <= self.last_start || self.is_closed());
         if is_measured && self.scenario.give_up.is_some_and(|most| took >= most) {
             self.late += 1;
@@ -436,7 +459,7 @@ impl<'a> Simulation<'a> {
     /// A request has no answer, and its conversation no further turn.
     fn fail(&mut self, id: usize) {
         let flight = &mut self.flights[id];
-        flight.lease = None;
+        (flight.lease, flight.forecast) = (None, None);
         let conversation = flight.conversation;
         self.open -= 1;
         self.failed += self.traffic.conversations[conversation].turns.len() - self.live[conversation].turn;
@@ -459,7 +482,7 @@ impl<'a> Simulation<'a> {
         for id in ids {
             self.over_for_the_rule(id, replica);
             let flight = &mut self.flights[id];
-            (flight.lease, flight.trial) = (None, None);
+            (flight.lease, flight.trial, flight.forecast) = (None, None, None);
             let (router, began) = (flight.router, flight.first_token.is_some());
             self.routers[router].observe(replica, if began { Outcome::CutOff } else { Outcome::Broke }, instant);
             if began { self.fail(id) } else { self.send(id, vec![replica]) }
@@ -518,6 +541,12 @@ impl<'a> Simulation<'a> {
             gave_up,
         }
     }
+}
+
+fn report(engine: &Engine) -> Report {
+    let (counts, settings) = (engine.model.counts(), engine.model.settings());
+    let cache_tokens = Some((settings.blocks * settings.block_size) as u64);
+    Report { running: Some(counts.running as u64), waiting: Some(counts.waiting as u64), cache_tokens }
 }
 
 fn nanos(duration: Duration) -> Moment {

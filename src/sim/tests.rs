@@ -10,13 +10,14 @@ use super::scenario::{Failure, Run, Scenario};
 use super::strategy::{Strategy, names};
 use super::workload::{Files, Traffic, Workload};
 
-const ALL: [&str; 12] = [
+const ALL: [&str; 13] = [
     "random",
     "round_robin",
     "least_outstanding",
     "prefix_aware",
     "prefix_aware:4096/64",
     "prefix_aware:alone",
+    "cache_aware",
     "oracle",
     "oracle:2",
     "bounded_load",

@@ -13,7 +13,7 @@ use super::labels::{RetryCause, reason, route};
 use super::metrics::{CLIENT_GONE, Metrics};
 use super::{LogFormat, log};
 use crate::fleet::Replica;
-use crate::request::Surface;
+use crate::request::{Surface, Usage};
 use crate::routing::Reason;
 
 /// The log target of the lines.
@@ -52,6 +52,8 @@ pub struct Record {
     pub body_bytes: usize,
     /// Bytes of the answer's body, as passed on so far.
     pub response_bytes: u64,
+    /// What the answer said that the request took, where it did.
+    pub usage: Option<Usage>,
     /// What went wrong, as the `x-prefix-router-error` header names it.
     pub error: Option<&'static str>,
     first_byte: Option<Instant>,
@@ -80,6 +82,7 @@ impl Record {
             failed: String::new(),
             body_bytes: 0,
             response_bytes: 0,
+            usage: None,
             error: None,
             first_byte: None,
             queued: Duration::ZERO,
@@ -148,6 +151,9 @@ impl Drop for Record {
         let whole = self.begun.elapsed();
         let first_byte = self.first_byte.map(|at| at - self.begun);
         self.metrics.finished((self.surface, self.reason), status, error, first_byte, whole);
+        if let Some(usage) = &self.usage {
+            self.metrics.used(usage);
+        }
         let Some(format) = log::format().filter(|_| tracing::enabled!(target: TARGET, tracing::Level::INFO)) else { return };
         let mut line = Line::new(format, SystemTime::now());
         line.text("request_id", &self.request_id);
@@ -165,6 +171,14 @@ impl Drop for Record {
         }
         line.number("body_bytes", self.body_bytes as u64);
         line.number("response_bytes", self.response_bytes);
+        if let Some(Usage { prompt_tokens, cached_tokens, completion_tokens }) = self.usage {
+            let told = [("prompt_tokens", Some(prompt_tokens)), ("cached_tokens", cached_tokens), ("completion_tokens", completion_tokens)];
+            for (name, tokens) in told {
+                if let Some(tokens) = tokens {
+                    line.number(name, tokens);
+                }
+            }
+        }
         if !self.queued.is_zero() {
             line.milliseconds("queued_ms", self.queued);
         }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use prometheus::process_collector::ProcessCollector;
@@ -11,11 +11,12 @@ use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+use super::engine::Engines;
 use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError};
 use super::placement::Placement;
 use super::requests::Requests;
 use crate::fleet::{ByIncarnation, Incarnation, Replica, Snapshot, State};
-use crate::request::Surface;
+use crate::request::{Surface, Usage};
 use crate::routing::Reason;
 
 /// What a client that left is called in the log; it has a counter of its own.
@@ -53,6 +54,7 @@ pub struct Metrics {
     last_reload: Gauge,
     reload_successful: IntGauge,
     pub(super) placement: Placement,
+    pub(super) engines: Engines,
     /// The incarnations that are, or were, in the fleet, as long as somebody may count on them.
     shown: Mutex<ByIncarnation<Shown>>,
     /// Their counters, at hand for requests. Those of one that has ended go at the next change of the fleet.
@@ -132,6 +134,7 @@ impl Metrics {
                 "Whether the configuration was without an error when it was last read.",
             )?,
             placement: Placement::new(&registry)?,
+            engines: Engines::new(&registry)?,
             shown: Mutex::default(),
             choices_of: ArcSwap::default(),
             registry: registry.clone(),
@@ -304,6 +307,11 @@ impl Metrics {
         }
     }
 
+    /// Counts what an answer said that its request took.
+    pub(super) fn used(&self, usage: &Usage) {
+        self.requests.used(usage);
+    }
+
     /// The text that Prometheus scrapes. What the fleet itself counts is read at this moment.
     pub fn render(&self, fleet: &Snapshot) -> prometheus::Result<String> {
         // Held to the end: two who scrape at once must not see one another's half-written picture.
@@ -318,6 +326,7 @@ impl Metrics {
             }
         }
         self.placement.refresh(fleet);
+        self.engines.refresh(fleet, Instant::now());
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         drop(shown);

@@ -1,6 +1,7 @@
 //! What the outside sees of the router's work: metrics, and logs without a word of any prompt.
 
 mod access_log;
+mod engine;
 mod labels;
 mod log;
 mod metrics;

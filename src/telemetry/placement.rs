@@ -128,7 +128,7 @@ impl Metrics {
 mod tests {
     use super::*;
     use crate::fleet::{Fleet, Outcome, ReplicaSpec, health};
-    use crate::request::{Boundary, Key, Placement as Placed};
+    use crate::request::{Ask, Boundaries, Boundary, Key, Placement as Placed};
     use crate::routing::{self, Aim, Candidates};
     use crate::units::{ConcurrencyThreshold, OrAuto, Weight};
     use rand::SeedableRng;
@@ -147,6 +147,10 @@ mod tests {
             fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
         }
         fleet
+    }
+
+    fn asked(boundaries: Boundaries) -> Ask {
+        Ask { placement: Placed::ByKey(boundaries), ..Ask::default() }
     }
 
     fn automatic() -> Arc<Chooser> {
@@ -201,7 +205,7 @@ mod tests {
         let pool = fleet.pool(None).expect("there is one");
         let boundaries = [Boundary { depth: 1_024, key: Key(1) }, Boundary { depth: 2_048, key: Key(2) }];
         for _ in 0..10 {
-            let Aim::ByKey(sight) = chooser.aim(&Placed::ByKey(boundaries.into_iter().collect()), pool) else { panic!("it has a key") };
+            let Aim::ByKey(sight) = chooser.aim(&asked(boundaries.into_iter().collect()), pool) else { panic!("it has a key") };
             metrics.aimed(&sight);
             let candidates = Candidates::new(pool, &[], Instant::now());
             let choice = chooser.choose(&Aim::ByKey(sight), &candidates, &mut SmallRng::seed_from_u64(0)).expect("somebody");
@@ -226,7 +230,7 @@ mod tests {
         metrics.show_chooser(&chooser);
         for model in &models {
             let pool = fleet.pool(Some(model)).expect("it is listed");
-            chooser.aim(&Placed::ByKey([Boundary { depth: 7, key: Key(1) }].into_iter().collect()), pool);
+            chooser.aim(&asked([Boundary { depth: 7, key: Key(1) }].into_iter().collect()), pool);
         }
         assert_eq!(series(&metrics, &fleet, "prefix_router_reuse_ratio{").len(), MOST_POOLS);
     }

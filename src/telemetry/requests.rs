@@ -6,7 +6,7 @@ use std::time::Duration;
 use prometheus::{Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, Opts, Registry};
 
 use super::labels::{reason, route};
-use crate::request::Surface;
+use crate::request::{Surface, Usage};
 use crate::routing::Reason;
 
 /// From a cached prefix on an idle replica to a long prefill in a long queue.
@@ -24,6 +24,9 @@ pub(super) struct Requests {
     requests: IntCounterVec,
     first_byte: HistogramVec,
     duration: HistogramVec,
+    prompt_tokens: IntCounter,
+    cached_tokens: IntCounter,
+    completion_tokens: IntCounter,
     /// By surface, the last for requests that have none.
     routes: [Route; Surface::ALL.len() + 1],
 }
@@ -49,8 +52,19 @@ impl Requests {
             registry.register(Box::new(histogram.clone()))?;
             Ok(histogram)
         };
+        let tokens = IntCounterVec::new(
+            Opts::new(
+                "prefix_router_usage_tokens_total",
+                "Tokens that replicas' answers told of, by kind; cached ones are prompt ones as well.",
+            ),
+            &["kind"],
+        )?;
+        registry.register(Box::new(tokens.clone()))?;
         Ok(Self {
             requests,
+            prompt_tokens: tokens.with_label_values(&["prompt"]),
+            cached_tokens: tokens.with_label_values(&["cached"]),
+            completion_tokens: tokens.with_label_values(&["completion"]),
             first_byte: histogram(
                 "prefix_router_time_to_first_byte_seconds",
                 "Time from a request's head to the first byte of its answer's body.",
@@ -81,6 +95,13 @@ impl Requests {
         if let Some(first_byte) = first_byte {
             of_route.first_byte.get_or_init(|| histogram(&self.first_byte)).observe(first_byte.as_secs_f64());
         }
+    }
+
+    /// Counts what an answer said that its request took.
+    pub(super) fn used(&self, usage: &Usage) {
+        self.prompt_tokens.inc_by(usage.prompt_tokens);
+        self.cached_tokens.inc_by(usage.cached_tokens.unwrap_or_default());
+        self.completion_tokens.inc_by(usage.completion_tokens.unwrap_or_default());
     }
 }
 

@@ -106,7 +106,7 @@ impl World {
         let replicas = Arc::new(Replicas::default());
         let running = runtime.block_on(async {
             let mut text = String::from("listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\naccess_log: false\nlog_level: error\nhash_seed: 7\n");
-            text += "health_check_interval: 60s\nhealth_check_rise: 1\nhealth_check_fall: 100\nretry_budget_percent: 100\nretry_budget_floor: 1000\n";
+            text += "engine_metrics_interval: 0s\nhealth_check_interval: 60s\nhealth_check_rise: 1\nhealth_check_fall: 100\nretry_budget_percent: 100\nretry_budget_floor: 1000\n";
             text += "expose_paths: [/sleep, /x/*]\nmax_body: 64KiB\nmax_header_bytes: 16KiB\nreplay_buffer: 32KiB\nreplicas:\n";
             for _ in 0..2 {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");

@@ -84,7 +84,7 @@ async fn no_burst_exceeds_a_limit_even_by_one() {
         ([("max_outstanding", "0"), ("max_outstanding_total", "4")], 4, 4),
         ([("max_outstanding", "3"), ("max_outstanding_total", "5")], 3, 5),
     ] {
-        for strategy in ["prefix_aware", "least_outstanding", "round_robin", "random"] {
+        for strategy in ["prefix_aware", "cache_aware", "least_outstanding", "round_robin", "random"] {
             let total = Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)));
             let counts = [Arc::new((AtomicUsize::new(0), AtomicUsize::new(0))), Arc::new((AtomicUsize::new(0), AtomicUsize::new(0)))];
             let counting = |own: usize| {

@@ -9,7 +9,7 @@ use std::{env, fs, process, thread};
 
 use serde_json::Value;
 
-use crate::answers::{chunk, event, head, last_chunk, ok, ok_after};
+use crate::answers::{answer, chunk, event, head, last_chunk, ok, ok_after};
 use crate::client::{Client, End};
 use crate::replica::{Gate, Replica, Step};
 use crate::support::{chat, eventually, within};
@@ -164,7 +164,7 @@ async fn serve_with_environment_alone() {
     let (a, b) = (Replica::start("a", ok), Replica::start("b", ok));
     let mut command = program();
     command.arg("serve").env("PREFIX_ROUTER_LISTEN", "127.0.0.1:0").env("PREFIX_ROUTER_ADMIN", "127.0.0.1:0");
-    command.env("PREFIX_ROUTER_STRATEGY", "round_robin");
+    command.env("PREFIX_ROUTER_STRATEGY", "round_robin").env("PREFIX_ROUTER_ENGINE_METRICS_INTERVAL", "0s");
     command.env("PREFIX_ROUTER_REPLICAS", format!("{};weight=1;name=a,{};name=b", a.url(), b.url()));
     let serving = Serving::start(&mut command, &[&a, &b]).await;
     let mut client = Client::connect(serving.traffic).await;
@@ -236,6 +236,7 @@ async fn the_log_says_how_long_a_request_waited_also_where_its_client_left() {
     let mut command = program();
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &format!("{};name=a", replica.url())]);
     command.env("PREFIX_ROUTER_LOG_FORMAT", "json").env("PREFIX_ROUTER_MAX_OUTSTANDING", "1");
+    command.env("PREFIX_ROUTER_ENGINE_METRICS_INTERVAL", "0s");
     let serving = Serving::start(&mut command, &[&replica]).await;
     let start = async |id: &str| {
         let mut client = Client::connect(serving.traffic).await;
@@ -258,6 +259,35 @@ async fn the_log_says_how_long_a_request_waited_also_where_its_client_left() {
         let queued = field(&json, "queued_ms").and_then(Value::as_f64);
         assert_eq!(queued.is_some_and(|queued| queued >= 50.0), waited, "{line}");
         assert_eq!(queued.is_some(), waited, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn the_log_says_how_many_tokens_a_request_took_where_its_answer_does() {
+    let replica = Replica::start("a", ok);
+    let mut command = program();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &replica.url()]);
+    command.env("PREFIX_ROUTER_LOG_FORMAT", "json");
+    let serving = Serving::start(&mut command, &[&replica]).await;
+    let cases = [
+        (
+            "id-1",
+            r#"{"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}"#,
+            [Some(5), Some(4), Some(2)],
+        ),
+        ("id-2", r#"{"usage":{"prompt_tokens":5,"prompt_tokens_details":null}}"#, [Some(5), None, None]),
+        ("id-3", "{}", [None; 3]),
+    ];
+    for (id, body, told) in cases {
+        replica.script(move |_| answer(200, "content-type: application/json\r\n", body));
+        let mut client = Client::connect(serving.traffic).await;
+        client.request("POST", CHAT, &format!("x-request-id: {id}\r\n"), chat("x")).await;
+        let about = || serving.log().into_iter().find(|line| line.contains(id) && line.contains("access"));
+        eventually("a line for the request", async || about().is_some()).await;
+        let line = about().unwrap();
+        let json: Value = serde_json::from_str(&line).unwrap();
+        let shown = ["prompt_tokens", "cached_tokens", "completion_tokens"].map(|name| field(&json, name).and_then(Value::as_u64));
+        assert_eq!(shown, told, "{line}");
     }
 }
 
@@ -482,7 +512,12 @@ fn a_simulation_gives_the_same_figures_again() {
 fn a_simulation_says_when_it_has_seen_too_little() {
     for (requests, is_little) in [("400", true), ("1500", false)] {
         let output = run(program().args(["simulate", "-w", "unique", "-s", "random", "--seeds", "1", "--requests", requests]));
-        assert_eq!(said(&output).contains("warning: unique: of 400 requests no more than 320 are measured"), is_little, "{}", said(&output));
+        assert_eq!(
+            said(&output).contains("warning: unique: of 400 requests no more than 320 are measured"),
+            is_little,
+            "{}",
+            said(&output)
+        );
     }
 }
 

@@ -134,7 +134,7 @@ async fn answered(router: &Router, count: usize) -> Vec<String> {
 
 #[tokio::test]
 async fn a_drained_replica_gets_nothing_new_under_any_strategy() {
-    for strategy in ["prefix_aware", "least_outstanding", "round_robin", "random"] {
+    for strategy in ["prefix_aware", "cache_aware", "least_outstanding", "round_robin", "random"] {
         let (a, b, c) = (Replica::start("a", ok), Replica::start("b", ok), Replica::start("c", ok));
         let router = Router::start(&[&a, &b, &c], &[("strategy", strategy)]).await;
         let before = answered(&router, 30).await;

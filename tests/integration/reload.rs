@@ -535,11 +535,11 @@ async fn two_hundred_reloads_under_load_fail_nobody() {
             })
         })
         .collect();
-    let strategies = ["prefix_aware", "round_robin", "least_outstanding", "random"];
+    let strategies = ["prefix_aware", "round_robin", "cache_aware", "least_outstanding", "random"];
     let lists: [&[&Replica]; 3] = [&[&a, &b, &c], &[&a, &b], &[&c, &a]];
     for number in 0..200 {
         let seed = (number % 7).to_string();
-        filed.change(lists[number % 3], &[("strategy", strategies[number % 4]), ("hash_seed", &seed), ("retries", "3")]).await;
+        filed.change(lists[number % 3], &[("strategy", strategies[number % 5]), ("hash_seed", &seed), ("retries", "3")]).await;
     }
     over.store(true, Ordering::SeqCst);
     let mut served = 0;

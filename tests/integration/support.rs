@@ -199,6 +199,8 @@ pub(crate) fn text(replicas: &str, settings: &[Setting<'_>]) -> String {
         ("admin", "127.0.0.1:0"),
         ("health_check_interval", "100ms"),
         ("health_check_rise", "1"),
+        // Tests count what replicas are asked.
+        ("engine_metrics_interval", "0s"),
         ("access_log", "false"),
     ];
     for &(key, value) in settings {

@@ -49,6 +49,9 @@ eject_error_volume: 1
 busy_time: 2s
 busy_time_max: 1m
 slow_start: 0s
+engine_metrics_interval: 0s
+engine_metrics_timeout: 500ms
+engine_metrics_max_bytes: 1MiB
 strategy: round_robin
 prefix_length: 1024
 concurrency_threshold: 0x10

@@ -29,11 +29,15 @@ fn values_that_are_not_allowed() {
         ("hold_head: soon", "hold_head: X; allowed: 0s to 24h", "soon is not a time"),
         ("pool_idle_timeout: 5s", "pool_idle_timeout: X; allowed: 0s to 4900ms", "5s is out of range"),
         ("health_check_interval: 0", "health_check_interval: X; allowed: 100ms to 60s", "0 is out of range"),
+        ("engine_metrics_interval: 99ms", "engine_metrics_interval: X; allowed: 0s, or 100ms to 1h", "99ms is out of range"),
+        ("engine_metrics_interval: off", "engine_metrics_interval: X; allowed: 0s, or 100ms to 1h", "off is not a time"),
+        ("engine_metrics_timeout: 0s", "engine_metrics_timeout: X; allowed: 10ms to 60s", "0s is out of range"),
+        ("engine_metrics_max_bytes: 1GiB", "engine_metrics_max_bytes: X; allowed: 1KiB to 64MiB", "1GiB is out of range"),
         ("access_log: 1", "access_log: X; allowed: true, false", "1 is neither true nor false"),
         ("log_level: loud", "log_level: X; allowed: error, warn, info, debug, trace", "loud is not known here"),
         (
             "strategy: prefix-aware",
-            "strategy: X; allowed: prefix_aware, least_outstanding, round_robin, random",
+            "strategy: X; allowed: prefix_aware, cache_aware, least_outstanding, round_robin, random",
             "prefix-aware is not known here",
         ),
         (

@@ -28,8 +28,8 @@ use super::error::ProxyError;
 use crate::admission::{Entry, Full, Pace, Queue, Settings, Ticket};
 use crate::fleet::{Lease, PoolName, Replica, Trial};
 use crate::live::{LiveFleet, View};
-use crate::request::Ask;
-use crate::routing::{Aim, Candidates, Chooser, Reason};
+use crate::request::{Ask, Usage};
+use crate::routing::{Aim, Candidates, Chooser, Forecast, Reason};
 use crate::telemetry::{Metrics, QueueBound, Record};
 use crate::upstream::Upstream;
 
@@ -49,12 +49,34 @@ pub(super) struct Slot {
     // In this order: the count goes down before somebody else is let in.
     lease: Lease,
     release: Release,
+    lesson: Option<Lesson>,
+}
+
+/// What a strategy that learns from what comes is told of a request.
+struct Lesson {
+    chooser: Arc<Chooser>,
+    forecast: Box<Forecast>,
+    sent: std::time::Instant,
 }
 
 impl Slot {
     /// Takes note of the first byte of the answer's body.
     pub(super) fn first_byte(&mut self) {
         self.lease.first_byte();
+    }
+
+    /// Takes note of when a good answer began.
+    pub(super) fn began(&self) {
+        if let Some(lesson) = &self.lesson {
+            lesson.chooser.began(&lesson.forecast, lesson.sent.elapsed());
+        }
+    }
+
+    /// Takes note of what an answer said of its request's tokens.
+    pub(super) fn told(&self, usage: Usage) {
+        if let Some(lesson) = &self.lesson {
+            lesson.chooser.answered(&lesson.forecast, usage.prompt_tokens, usage.cached_tokens);
+        }
     }
 
     /// The replica that works.
@@ -288,10 +310,11 @@ impl Admission {
         settings: &Settings,
         (model, aim): (Option<&str>, &Aim),
         tried: &[Arc<Replica>],
-        chooser: &Chooser,
+        chooser: &Arc<Chooser>,
     ) -> Result<Found, ProxyError> {
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        let candidates = Candidates::new(pool, tried, Instant::now().into_std()).below(settings.limit());
+        let now = Instant::now().into_std();
+        let candidates = Candidates::new(pool, tried, now).below(settings.limit());
         let full = settings.total_limit().is_some_and(|limit| self.total.load(Ordering::Relaxed) >= limit);
         let choice = if full { None } else { chooser.choose(aim, &candidates, &mut rand::rng()) };
         let Some(choice) = choice else {
@@ -302,8 +325,9 @@ impl Admission {
         choice.first_sight.into_iter().for_each(|outcome| self.metrics.first_seen(outcome));
         self.total.fetch_add(1, Ordering::Relaxed);
         let release = Release { admission: Arc::clone(self), pumps: true };
+        let lesson = choice.forecast.map(|forecast| Lesson { chooser: Arc::clone(chooser), forecast, sent: now });
         Ok(Found::Chosen(Chosen {
-            slot: Slot { lease: choice.lease, release },
+            slot: Slot { lease: choice.lease, release, lesson },
             reason: choice.reason,
             trial: choice.trial,
             upstream: Arc::clone(upstream),

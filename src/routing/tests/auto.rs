@@ -72,7 +72,10 @@ impl Scene {
 
     pub(super) fn aim(&self, chooser: &Chooser, keys: &[u64]) -> Aim {
         let boundaries = (0..).zip(keys).map(|(index, &key)| Boundary { depth: 1_024 << index, key: Key(key) }).collect();
-        chooser.aim(&Placement::ByKey(boundaries), self.fleet.snapshot().pool(None).expect("there is one"))
+        chooser.aim(
+            &Ask { placement: Placement::ByKey(boundaries), ..Ask::default() },
+            self.fleet.snapshot().pool(None).expect("there is one"),
+        )
     }
 
     pub(super) fn take(&self, chooser: &Chooser, aim: &Aim, tried: &[usize], limit: Option<u64>) -> Option<Choice> {
@@ -105,7 +108,7 @@ pub(super) fn told(choice: &Choice) -> (usize, Reason) {
 
 pub(super) fn auto() -> Settings {
     let (concurrency_threshold, prefix_length) = (OrAuto::Auto, OrAuto::Auto);
-    Settings { strategy: StrategyName::PrefixAware, concurrency_threshold, overflow: OrAuto::Auto, prefix_length, routers: 0 }
+    Settings { strategy: StrategyName::PrefixAware, concurrency_threshold, overflow: OrAuto::Auto, prefix_length, ..Settings::default() }
 }
 
 pub(super) fn chooser() -> Chooser {

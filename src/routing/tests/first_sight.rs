@@ -237,7 +237,7 @@ fn pools_are_remembered_apart() {
     let known = |model: &str| {
         let pool = snapshot.pool(Some(model)).expect("it is served");
         let boundaries = [Boundary { depth: 9, key: Key(1) }].into_iter().collect();
-        chooser.aim(&Placement::ByKey(boundaries), pool);
+        chooser.aim(&Ask { placement: Placement::ByKey(boundaries), ..Ask::default() }, pool);
         chooser.insight(pool, Instant::now()).reuse
     };
     assert_eq!([known("a"), known("b")], [Some(0.0), Some(0.0)]);

@@ -1,6 +1,7 @@
 //! Each strategy's rule, on fleets whose counts are set by hand.
 
 mod auto;
+mod cache_aware;
 mod first_sight;
 
 use std::collections::HashMap;

@@ -1,0 +1,204 @@
+//! What a replica is thought to hold: the chunks of the prompts that were sent there, those used longest ago forgotten first.
+//!
+//! Where a chunk is, all before it in its prompt are: a prompt's chunks are touched from its end to its beginning, so that ends are the first to go.
+
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+
+use crate::fleet::NumberHasher;
+use crate::request::{Chunks, end_of, next_end};
+
+type Place = u32;
+const NONE: Place = Place::MAX;
+
+/// The chunks of one replica, within a bound on their text and one on their number.
+#[derive(Debug)]
+pub(super) struct Holdings {
+    places: HashMap<u64, Place, BuildHasherDefault<NumberHasher>>,
+    entries: Vec<Entry>,
+    oldest: Place,
+    newest: Place,
+    /// Bytes of all their text.
+    bytes: u64,
+    /// No more than that.
+    most_bytes: u64,
+    most_entries: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    hash: u64,
+    older: Place,
+    newer: Place,
+    bytes: u32,
+}
+
+/// What an entry takes of the memory, at most: itself, and its place in the map, where either has just grown to twice of what it needs.
+pub(super) const BYTES_OF_ENTRY: usize = 2 * size_of::<Entry>() + 40;
+
+impl Holdings {
+    /// Nothing, with room for so many bytes of text in so many chunks; at least one.
+    pub(super) fn new(most_bytes: u64, most_entries: usize) -> Self {
+        let most_entries = most_entries.clamp(1, NONE as usize - 1);
+        Self { places: HashMap::default(), entries: Vec::new(), oldest: NONE, newest: NONE, bytes: 0, most_bytes, most_entries }
+    }
+
+    /// Room for so many bytes of text from now on.
+    pub(super) fn resize(&mut self, most_bytes: u64) {
+        self.most_bytes = most_bytes;
+        self.shed();
+    }
+
+    /// Room for so many chunks from now on; at least one.
+    pub(super) fn limit(&mut self, most_entries: usize) {
+        let most_entries = most_entries.clamp(1, NONE as usize - 1);
+        if std::mem::replace(&mut self.most_entries, most_entries) > most_entries {
+            self.shed();
+            self.entries.shrink_to_fit();
+            self.places.shrink_to_fit();
+        }
+    }
+
+    /// Bytes at the beginning of a prompt that are here.
+    pub(super) fn matched(&self, chunks: &Chunks) -> usize {
+        // Where one is, those before it are.
+        end_of(chunks.hashes.partition_point(|hash| self.places.contains_key(hash)))
+    }
+
+    /// Takes note that a prompt is here.
+    pub(super) fn insert(&mut self, chunks: &Chunks) {
+        let (mut ends, mut end) = (Vec::with_capacity(chunks.hashes.len()), 0);
+        for &hash in &chunks.hashes {
+            let next = next_end(end);
+            ends.push((hash, (next - end) as u32));
+            end = next;
+        }
+        ends.into_iter().rev().for_each(|(hash, bytes)| self.touch(hash, bytes));
+        self.shed();
+    }
+
+    /// Chunks that are here.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        *self = Self::new(self.most_bytes, self.most_entries);
+    }
+
+    /// Lets go what is too much, but not what was touched last.
+    fn shed(&mut self) {
+        while (self.bytes > self.most_bytes || self.entries.len() > self.most_entries) && self.oldest != self.newest {
+            let place = self.oldest;
+            self.unlink(place);
+            let entry = self.entries.swap_remove(place as usize);
+            self.places.remove(&entry.hash);
+            self.bytes -= u64::from(entry.bytes);
+            // The last one has moved into its place.
+            if let Some(&Entry { hash, older, newer, .. }) = self.entries.get(place as usize) {
+                self.places.insert(hash, place);
+                self.link(older, place);
+                self.link(place, newer);
+            }
+        }
+    }
+
+    fn touch(&mut self, hash: u64, bytes: u32) {
+        let place = match self.places.get(&hash) {
+            Some(&place) => {
+                self.unlink(place);
+                place
+            }
+            None => {
+                let place = self.entries.len() as Place;
+                self.entries.push(Entry { hash, older: NONE, newer: NONE, bytes });
+                self.places.insert(hash, place);
+                self.bytes += u64::from(bytes);
+                place
+            }
+        };
+        let newest = self.newest;
+        self.link(newest, place);
+        self.link(place, NONE);
+    }
+
+    fn unlink(&mut self, place: Place) {
+        let Entry { older, newer, .. } = self.entries[place as usize];
+        self.link(older, newer);
+    }
+
+    fn link(&mut self, older: Place, newer: Place) {
+        match older {
+            NONE => self.oldest = newer,
+            _ => self.entries[older as usize].newer = newer,
+        }
+        match newer {
+            NONE => self.newest = older,
+            _ => self.entries[newer as usize].older = older,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A prompt of so many chunks in all, of which those up to `branch` are common to all of one tree.
+    fn prompt(tree: u64, branch: usize, own: u64, count: usize) -> Chunks {
+        let hashes = (0..count).map(|index| {
+            let own = if index < branch { [0, 0] } else { [own + 1, branch as u64] };
+            xxhash_rust::xxh3::xxh3_64(&[tree, own[0], own[1], index as u64].map(u64::to_le_bytes).concat())
+        });
+        Chunks { hashes: hashes.collect(), bytes: end_of(count), ..Chunks::default() }
+    }
+
+    #[test]
+    fn what_was_used_longest_ago_goes_first_and_ends_before_beginnings() {
+        let mut holdings = Holdings::new(256 * 10, 1_000);
+        holdings.insert(&prompt(1, 0, 1, 6));
+        holdings.insert(&prompt(2, 0, 1, 4));
+        assert_eq!(holdings.matched(&prompt(1, 0, 1, 9)), 256 * 6);
+        holdings.insert(&prompt(3, 0, 1, 3));
+        assert_eq!([1, 2, 3].map(|tree| holdings.matched(&prompt(tree, 0, 1, 9)) / 256), [3, 4, 3]);
+        holdings.insert(&prompt(1, 0, 1, 3));
+        holdings.insert(&prompt(4, 0, 1, 1));
+        assert_eq!([1, 2, 3, 4].map(|tree| holdings.matched(&prompt(tree, 0, 1, 9)) / 256), [3, 3, 3, 1]);
+        holdings.resize(256 * 2);
+        assert_eq!([1, 2, 3, 4].map(|tree| holdings.matched(&prompt(tree, 0, 1, 9)) / 256), [1, 0, 0, 1]);
+        holdings.limit(1);
+        assert_eq!([1, 2, 3, 4].map(|tree| holdings.matched(&prompt(tree, 0, 1, 9)) / 256), [0, 0, 0, 1]);
+        holdings.clear();
+        assert_eq!((holdings.matched(&prompt(1, 0, 1, 9)), holdings.bytes), (0, 0));
+    }
+
+    proptest! {
+        /// Where a chunk is, those before it are; bounds hold; and what was inserted last is here as far as there is room.
+        #[test]
+        fn holdings_are_closed_and_bounded(
+            prompts in prop::collection::vec((0_u64..3, 0_usize..6, 0_u64..4, 1_usize..20), 1..60),
+            (most_bytes, most_entries) in (1_u64..12_000, 1_usize..50),
+        ) {
+            let mut holdings = Holdings::new(most_bytes, most_entries);
+            for (tree, branch, own, count) in prompts {
+                let last = prompt(tree, branch, own, count);
+                holdings.insert(&last);
+                prop_assert!(holdings.bytes <= most_bytes.max(256) && holdings.entries.len() <= most_entries);
+                prop_assert_eq!(holdings.places.len(), holdings.entries.len());
+                prop_assert_eq!(holdings.bytes, holdings.entries.iter().map(|entry| u64::from(entry.bytes)).sum::<u64>());
+                let room = (most_bytes / 256).max(1).min(most_entries as u64) as usize;
+                prop_assert_eq!(holdings.matched(&last), end_of(count.min(room)));
+                for tree in 0..3 {
+                    for own in 0..4 {
+                        let any = prompt(tree, branch, own, 25);
+                        let here: Vec<bool> = any.hashes.iter().map(|hash| holdings.places.contains_key(hash)).collect();
+                        prop_assert!(here.is_sorted_by(|one, other| one >= other), "{:?}", here);
+                    }
+                }
+            }
+        }
+    }
+}

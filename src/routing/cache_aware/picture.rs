@@ -1,0 +1,205 @@
+//! What is thought of one replica: what it holds, what it has to compute, and what others have sent there.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::holdings::{BYTES_OF_ENTRY, Holdings};
+use super::learnt::BYTES_PER_TOKEN;
+use crate::fleet::{ByIncarnation, Incarnation, Replica};
+use crate::request::{Chunks, end_of};
+
+/// A cache of which nothing is known holds so many tokens.
+const UNKNOWN_CACHE: u64 = 400_000;
+
+/// Of a cache, so much is taken for what holds prompts of this router's: the rest is answers, and what others send.
+const PART_OF_CACHE: f64 = 0.8;
+
+/// What an engine says of itself counts for so long.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// What engines say of themselves, as far as it matters here.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Requests in its batch.
+    pub running: Option<u64>,
+    /// Requests in its queue.
+    pub waiting: Option<u64>,
+    /// Tokens that its cache has room for.
+    pub cache_tokens: Option<u64>,
+}
+
+/// What is thought of a replica.
+#[derive(Debug)]
+pub(super) struct Picture {
+    incarnation: Weak<Incarnation>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) holdings: Holdings,
+    /// What was sent there and has not begun to be answered, by ticket.
+    pending: BTreeMap<u64, Pending>,
+    tickets: u64,
+    /// Of other routers' requests, how many run and wait there, and since when that is known.
+    others: Option<(Instant, [f64; 2])>,
+}
+
+/// A request whose prompt is being computed, as far as is known.
+#[derive(Debug)]
+struct Pending {
+    chunks: Arc<Chunks>,
+    tokens: f64,
+    /// Of an answer that comes whole, and so begins only when it ends: when its prompt should be computed.
+    until: Option<Instant>,
+}
+
+impl Picture {
+    fn new(replica: &Replica, most_entries: usize) -> Self {
+        let holdings = Holdings::new(bytes(UNKNOWN_CACHE), most_entries);
+        let state = State { holdings, pending: BTreeMap::new(), tickets: 0, others: None };
+        Self { incarnation: replica.watch(), state: Mutex::new(state) }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // Nobody panics while it holds the lock; and if, a picture is a guess anyway.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of what the engine says of itself.
+    pub(super) fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
+        let mut state = self.state();
+        if let (Some(running), Some(waiting)) = (report.running, report.waiting) {
+            // An own request that waits for its first byte may run there already.
+            let of_others = (running as f64 + waiting as f64 - replica.outstanding() as f64).max(0.0);
+            let that_wait = (waiting as f64 - replica.waiting() as f64).clamp(0.0, of_others);
+            state.others = Some((now, [of_others - that_wait, that_wait]));
+        }
+        if let Some(tokens) = report.cache_tokens {
+            state.holdings.resize(bytes(tokens));
+        }
+    }
+}
+
+impl State {
+    /// Bytes at the beginning of a prompt that it holds, or will when it comes to that prompt.
+    pub(super) fn matched(&self, chunks: &Chunks) -> usize {
+        let pending = self.pending.values().map(|pending| pending.chunks.common(chunks)).max().unwrap_or(0);
+        self.holdings.matched(chunks).max(end_of(pending))
+    }
+
+    /// Tokens that it has still to compute.
+    pub(super) fn ahead(&self, now: Instant) -> f64 {
+        self.pending.values().filter(|pending| pending.until.is_none_or(|until| now < until)).map(|pending| pending.tokens).sum()
+    }
+
+    /// Takes note of a request that is sent there, and gives it a ticket.
+    pub(super) fn expect(&mut self, chunks: Arc<Chunks>, tokens: f64, until: Option<Instant>) -> u64 {
+        self.tickets += 1;
+        self.pending.insert(self.tickets, Pending { chunks, tokens, until });
+        self.tickets
+    }
+
+    /// Its answer has begun, so its prompt is there.
+    pub(super) fn begin(&mut self, ticket: u64) {
+        if let Some(pending) = self.pending.remove(&ticket) {
+            self.holdings.insert(&pending.chunks);
+        }
+    }
+
+    /// It is over; if its answer has not begun, nobody knows what became of its prompt.
+    pub(super) fn give_up(&mut self, ticket: u64) {
+        self.pending.remove(&ticket);
+    }
+
+    /// How many requests of other routers run and wait there, if that is known.
+    pub(super) fn others(&self, now: Instant) -> Option<[f64; 2]> {
+        self.others.filter(|(since, _)| now.saturating_duration_since(*since) < FRESH).map(|(_, others)| others)
+    }
+}
+
+fn bytes(tokens: u64) -> u64 {
+    (tokens as f64 * PART_OF_CACHE * BYTES_PER_TOKEN) as u64
+}
+
+/// The pictures of all replicas, within one bound.
+#[derive(Debug)]
+pub(super) struct Pictures {
+    all: RwLock<ByIncarnation<Arc<Picture>>>,
+    /// Bytes that the chunks of all of them may take.
+    memory: usize,
+}
+
+impl Pictures {
+    pub(super) fn new(memory: usize) -> Self {
+        Self { all: RwLock::new(HashMap::default()), memory }
+    }
+
+    /// That of a replica; begun where there is none.
+    pub(super) fn of(&self, replica: &Replica) -> Arc<Picture> {
+        if let Some(known) = self.known(replica) {
+            return known;
+        }
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        // Who has left and has nothing in flight needs none.
+        all.retain(|_, picture| picture.incarnation.strong_count() > 0);
+        if let Some(known) = all.get(&replica.incarnation()) {
+            // Somebody was faster.
+            return Arc::clone(known);
+        }
+        // In steps, so that one replica more or less mostly changes nothing.
+        let most_entries = self.memory / BYTES_OF_ENTRY / (all.len() + 1).next_power_of_two().max(8);
+        all.values().for_each(|other| other.state().holdings.limit(most_entries));
+        Arc::clone(all.entry(replica.incarnation()).or_insert_with(|| Arc::new(Picture::new(replica, most_entries))))
+    }
+
+    /// That of a replica, if there is one.
+    pub(super) fn known(&self, replica: &Replica) -> Option<Arc<Picture>> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner).get(&replica.incarnation()).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{Fleet, ReplicaSpec, health};
+    use crate::request::{Chunks, end_of};
+    use crate::units::Weight;
+
+    fn spec(number: usize) -> ReplicaSpec {
+        ReplicaSpec { name: number.to_string(), authority: String::new(), weight: Weight::clamped(1), models: vec![], drain: false }
+    }
+
+    /// However many replicas come, and whatever was sent to them.
+    #[test]
+    fn all_pictures_together_keep_the_bound_and_who_has_left_has_none() {
+        const MEMORY: usize = 1 << 20;
+        let (mut fleet, pictures) = (Fleet::new((0..3).map(spec).collect(), health::Settings::default(), 0), Pictures::new(MEMORY));
+        let mut hash = 0;
+        for replicas in [3, 9, 40, 100, 5] {
+            fleet.adopt(Arc::new(fleet.membership().next((0..replicas).map(spec).collect(), true)));
+            for replica in fleet.snapshot().replicas() {
+                for _ in 0..40 {
+                    let hashes = (0..50).map(|_| {
+                        hash += 1;
+                        hash
+                    });
+                    pictures.of(replica).state().holdings.insert(&Chunks {
+                        hashes: hashes.collect(),
+                        bytes: end_of(50),
+                        ..Chunks::default()
+                    });
+                }
+            }
+            // It is noticed when the next one comes.
+            fleet.adopt(Arc::new(fleet.membership().next((1..replicas + 1).map(spec).collect(), true)));
+            fleet.snapshot().replicas().iter().for_each(|replica| drop(pictures.of(replica)));
+            let all = pictures.all.read().expect("nobody panicked");
+            let entries: usize = all.values().map(|picture| picture.state().holdings.len()).sum();
+            assert!(entries * BYTES_OF_ENTRY <= MEMORY, "{replicas}: {entries}");
+            assert!(entries * BYTES_OF_ENTRY >= MEMORY / 8, "{replicas}: {entries}");
+            assert!(all.len() <= replicas + 1, "{replicas}: {}", all.len());
+        }
+    }
+}
