@@ -57,6 +57,7 @@ prefix_length: 1024
 concurrency_threshold: 0x10
 overflow: next_choices
 routers: 1000
+index_memory: 32MiB
 prefix_includes: [media, tools]
 hash_seed: 18446744073709551615
 max_outstanding: 32
