@@ -48,7 +48,7 @@
 //! # Direction of dependencies
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
-//! read no clock; time and chance are arguments. So are `engine`, which uses `fleet`, and `admission`, which uses nobody. `telemetry`, `upstream`,
+//! read no clock; time and chance are arguments. So are `engine`, which uses `fleet`, and `admission` and `recent`, which use nobody. `telemetry`, `upstream`,
 //! `live`, `discovery`, `probe`, `scrape`, `proxy`, `admin` and `server` see them; `upstream` and `discovery` ask `resolver`, `exchange` speaks HTTP
 //! for `upstream`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
 //! `tests/tidy.rs` checks this.
@@ -68,6 +68,8 @@
 //! - Prompt text, identifiers and keys reach no log, label or error.
 
 pub mod units;
+
+pub mod recent;
 
 pub mod request;
 

@@ -7,14 +7,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 27] = [
+const MAY_USE: [(&str, &[&str]); 28] = [
     ("units", &[]),
+    ("recent", &[]),
     ("request", &["units"]),
     ("fleet", &["units", "request"]),
     ("engine", &["fleet"]),
-    ("routing", &["units", "request", "fleet"]),
+    ("routing", &["units", "recent", "request", "fleet"]),
     ("admission", &[]),
-    ("sim", &["units", "request", "fleet", "routing"]),
+    ("sim", &["units", "recent", "request", "fleet", "routing"]),
     ("telemetry", &["units", "request", "fleet", "engine", "routing"]),
     ("pause", &[]),
     ("resolver", &["units"]),
@@ -59,6 +60,7 @@ const MAY_USE: [(&str, &[&str]); 27] = [
 
 const EVERYTHING: &[&str] = &[
     "units",
+    "recent",
     "request",
     "fleet",
     "engine",
@@ -87,7 +89,7 @@ const EVERYTHING: &[&str] = &[
 ];
 
 /// Same arguments, same answer: no I/O, no tasks, no log, no clock, no randomness of the system's.
-const PURE: [&str; 7] = ["units", "request", "fleet", "engine", "routing", "admission", "sim"];
+const PURE: [&str; 8] = ["units", "recent", "request", "fleet", "engine", "routing", "admission", "sim"];
 
 /// What would make them impure, as paths begin.
 const IMPURE: [&str; 26] = [

@@ -2,22 +2,19 @@
 //!
 //! Where a chunk is, all before it in its prompt are: a prompt's chunks are touched from its end to its beginning, so that ends are the first to go.
 
-use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
 use crate::fleet::NumberHasher;
+use crate::recent::Recent;
 use crate::request::{Chunks, end_of, next_end};
 
-type Place = u32;
-const NONE: Place = Place::MAX;
+/// Hashes of chunks, and the bytes of each one's text.
+type Hashes = Recent<u64, u32, BuildHasherDefault<NumberHasher>>;
 
 /// The chunks of one replica, within a bound on their text and one on their number.
 #[derive(Debug)]
 pub(super) struct Holdings {
-    places: HashMap<u64, Place, BuildHasherDefault<NumberHasher>>,
-    entries: Vec<Entry>,
-    oldest: Place,
-    newest: Place,
+    chunks: Hashes,
     /// Bytes of all their text.
     bytes: u64,
     /// No more than that.
@@ -25,22 +22,13 @@ pub(super) struct Holdings {
     most_entries: usize,
 }
 
-#[derive(Debug)]
-struct Entry {
-    hash: u64,
-    older: Place,
-    newer: Place,
-    bytes: u32,
-}
-
-/// What an entry takes of the memory, at most: itself, and its place in the map, where either has just grown to twice of what it needs.
-pub(super) const BYTES_OF_ENTRY: usize = 2 * size_of::<Entry>() + 40;
+/// What a chunk takes of the memory, at most: itself, and its place in the map, where either has just grown to twice of what it needs.
+pub(super) const BYTES_OF_ENTRY: usize = 2 * Hashes::ENTRY + 40;
 
 impl Holdings {
     /// Nothing, with room for so many bytes of text in so many chunks; at least one.
     pub(super) fn new(most_bytes: u64, most_entries: usize) -> Self {
-        let most_entries = most_entries.clamp(1, NONE as usize - 1);
-        Self { places: HashMap::default(), entries: Vec::new(), oldest: NONE, newest: NONE, bytes: 0, most_bytes, most_entries }
+        Self { chunks: Hashes::default(), bytes: 0, most_bytes, most_entries: most_entries.clamp(1, Hashes::MOST) }
     }
 
     /// Room for so many bytes of text from now on.
@@ -51,18 +39,17 @@ impl Holdings {
 
     /// Room for so many chunks from now on; at least one.
     pub(super) fn limit(&mut self, most_entries: usize) {
-        let most_entries = most_entries.clamp(1, NONE as usize - 1);
+        let most_entries = most_entries.clamp(1, Hashes::MOST);
         if std::mem::replace(&mut self.most_entries, most_entries) > most_entries {
             self.shed();
-            self.entries.shrink_to_fit();
-            self.places.shrink_to_fit();
+            self.chunks.shrink_to_fit();
         }
     }
 
     /// Bytes at the beginning of a prompt that are here.
     pub(super) fn matched(&self, chunks: &Chunks) -> usize {
         // Where one is, those before it are.
-        end_of(chunks.hashes.partition_point(|hash| self.places.contains_key(hash)))
+        end_of(chunks.hashes.partition_point(|hash| self.chunks.contains(hash)))
     }
 
     /// Takes note that a prompt is here.
@@ -73,14 +60,18 @@ impl Holdings {
             ends.push((hash, (next - end) as u32));
             end = next;
         }
-        ends.into_iter().rev().for_each(|(hash, bytes)| self.touch(hash, bytes));
+        for (hash, bytes) in ends.into_iter().rev() {
+            if self.chunks.touch(hash, bytes) {
+                self.bytes += u64::from(bytes);
+            }
+        }
         self.shed();
     }
 
     /// Chunks that are here.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.chunks.len()
     }
 
     /// Forgets everything.
@@ -90,53 +81,11 @@ impl Holdings {
 
     /// Lets go what is too much, but not what was touched last.
     fn shed(&mut self) {
-        while (self.bytes > self.most_bytes || self.entries.len() > self.most_entries) && self.oldest != self.newest {
-            let place = self.oldest;
-            self.unlink(place);
-            let entry = self.entries.swap_remove(place as usize);
-            self.places.remove(&entry.hash);
-            self.bytes -= u64::from(entry.bytes);
-            // The last one has moved into its place.
-            if let Some(&Entry { hash, older, newer, .. }) = self.entries.get(place as usize) {
-                self.places.insert(hash, place);
-                self.link(older, place);
-                self.link(place, newer);
-            }
-        }
-    }
-
-    fn touch(&mut self, hash: u64, bytes: u32) {
-        let place = match self.places.get(&hash) {
-            Some(&place) => {
-                self.unlink(place);
-                place
-            }
-            None => {
-                let place = self.entries.len() as Place;
-                self.entries.push(Entry { hash, older: NONE, newer: NONE, bytes });
-                self.places.insert(hash, place);
-                self.bytes += u64::from(bytes);
-                place
-            }
-        };
-        let newest = self.newest;
-        self.link(newest, place);
-        self.link(place, NONE);
-    }
-
-    fn unlink(&mut self, place: Place) {
-        let Entry { older, newer, .. } = self.entries[place as usize];
-        self.link(older, newer);
-    }
-
-    fn link(&mut self, older: Place, newer: Place) {
-        match older {
-            NONE => self.oldest = newer,
-            _ => self.entries[older as usize].newer = newer,
-        }
-        match newer {
-            NONE => self.newest = older,
-            _ => self.entries[newer as usize].older = older,
+        while (self.bytes > self.most_bytes || self.chunks.len() > self.most_entries)
+            && self.chunks.len() > 1
+            && let Some((_, bytes)) = self.chunks.pop()
+        {
+            self.bytes -= u64::from(bytes);
         }
     }
 }
@@ -186,15 +135,14 @@ mod tests {
             for (tree, branch, own, count) in prompts {
                 let last = prompt(tree, branch, own, count);
                 holdings.insert(&last);
-                prop_assert!(holdings.bytes <= most_bytes.max(256) && holdings.entries.len() <= most_entries);
-                prop_assert_eq!(holdings.places.len(), holdings.entries.len());
-                prop_assert_eq!(holdings.bytes, holdings.entries.iter().map(|entry| u64::from(entry.bytes)).sum::<u64>());
+                prop_assert!(holdings.bytes <= most_bytes.max(256) && holdings.chunks.len() <= most_entries);
+                prop_assert_eq!(holdings.bytes, holdings.chunks.values().map(|&bytes| u64::from(bytes)).sum::<u64>());
                 let room = (most_bytes / 256).max(1).min(most_entries as u64) as usize;
                 prop_assert_eq!(holdings.matched(&last), end_of(count.min(room)));
                 for tree in 0..3 {
                     for own in 0..4 {
                         let any = prompt(tree, branch, own, 25);
-                        let here: Vec<bool> = any.hashes.iter().map(|hash| holdings.places.contains_key(hash)).collect();
+                        let here: Vec<bool> = any.hashes.iter().map(|hash| holdings.chunks.contains(hash)).collect();
                         prop_assert!(here.is_sorted_by(|one, other| one >= other), "{:?}", here);
                     }
                 }

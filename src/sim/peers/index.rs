@@ -1,45 +1,35 @@
 //! What a router thinks a replica holds: the chunks of the prompts that it sent there, those used longest ago forgotten first.
 
-use super::super::blocks::{BlockHash, BlockMap};
+use std::hash::BuildHasherDefault;
+
+use super::super::blocks::{AsItIs, BlockHash};
 use super::super::rule::Asked;
+use crate::recent::Recent;
 
 /// Tokens of a chunk.
 const CHUNK: usize = 64;
 
-type Place = u32;
-const NONE: Place = Place::MAX;
-
 /// The chunks of one replica.
 #[derive(Debug)]
 pub(super) struct Index {
-    places: BlockMap<Place>,
-    entries: Vec<Entry>,
-    oldest: Place,
-    newest: Place,
+    chunks: Recent<BlockHash, (), BuildHasherDefault<AsItIs>>,
     capacity: usize,
-}
-
-#[derive(Debug)]
-struct Entry {
-    chunk: BlockHash,
-    older: Place,
-    newer: Place,
 }
 
 impl Index {
     /// Room for the chunks of so many tokens.
     pub(super) fn new(tokens: usize) -> Self {
-        Self { places: BlockMap::default(), entries: Vec::new(), oldest: NONE, newest: NONE, capacity: (tokens / CHUNK).max(1) }
+        Self { chunks: Recent::default(), capacity: (tokens / CHUNK).max(1) }
     }
 
     /// Chunks in it.
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.chunks.len()
     }
 
     /// Tokens at the front of a prompt whose chunks are here.
     pub(super) fn matched(&self, asked: &Asked<'_>) -> usize {
-        chunks(asked).take_while(|chunk| self.places.contains_key(chunk)).count() * CHUNK
+        chunks(asked).take_while(|chunk| self.chunks.contains(chunk)).count() * CHUNK
     }
 
     /// Takes note that a prompt is there.
@@ -54,42 +44,8 @@ impl Index {
     }
 
     fn touch(&mut self, chunk: BlockHash) {
-        let place = match self.places.get(&chunk) {
-            Some(&place) => {
-                self.unlink(place);
-                place
-            }
-            None if self.entries.len() < self.capacity => {
-                self.entries.push(Entry { chunk, older: NONE, newer: NONE });
-                (self.entries.len() - 1) as Place
-            }
-            None => {
-                let place = self.oldest;
-                self.unlink(place);
-                self.places.remove(&self.entries[place as usize].chunk);
-                self.entries[place as usize].chunk = chunk;
-                place
-            }
-        };
-        self.places.insert(chunk, place);
-        let newest = self.newest;
-        self.link(newest, place);
-        self.link(place, NONE);
-    }
-
-    fn unlink(&mut self, place: Place) {
-        let Entry { older, newer, .. } = self.entries[place as usize];
-        self.link(older, newer);
-    }
-
-    fn link(&mut self, older: Place, newer: Place) {
-        match older {
-            NONE => self.oldest = newer,
-            _ => self.entries[older as usize].newer = newer,
-        }
-        match newer {
-            NONE => self.newest = older,
-            _ => self.entries[newer as usize].older = older,
+        if self.chunks.touch(chunk, ()) && self.chunks.len() > self.capacity {
+            self.chunks.pop();
         }
     }
 }
