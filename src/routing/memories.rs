@@ -10,6 +10,7 @@ use super::sight::{Seen, Sight};
 use super::table;
 use crate::fleet::{Pool, PoolName};
 use crate::request::Boundary;
+use crate::units::{OrAuto, PrefixLength};
 
 /// Pools that are remembered, at most. A fleet that lists more models goes on with those that are asked for.
 const MOST_POOLS: usize = 1_024;
@@ -22,10 +23,45 @@ const IDLE: u64 = 100_000;
 
 /// What is remembered, by pool.
 #[derive(Debug, Default)]
-pub(super) struct Memories {
+struct Memories {
     pools: RwLock<HashMap<PoolName, Kept>>,
     /// Requests with a key to all pools.
     requests: AtomicU64,
+}
+
+/// What a prompt's key is: as much of the prompt as its pool's traffic decides, or all that a fixed length leaves.
+#[derive(Debug)]
+pub(super) struct Keys(Option<Memories>);
+
+impl Keys {
+    pub(super) fn new(prefix_length: OrAuto<PrefixLength>) -> Self {
+        Self(matches!(prefix_length, OrAuto::Auto).then(Memories::default))
+    }
+
+    /// What a prompt with these boundaries is placed by. It is counted. `None` where it has no boundary.
+    pub(super) fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
+        match &self.0 {
+            Some(memories) => memories.look(boundaries, pool),
+            None => boundaries.last().map(|last| last.key.into()),
+        }
+    }
+
+    /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.
+    pub(super) fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
+        self.0.as_ref().is_none_or(|memories| memories.is_enough(boundary, pool))
+    }
+
+    /// Keeps in mind where a key went that was first seen `at` that time, if anything is.
+    pub(super) fn remember(&self, pool: &PoolName, key: u64, at: u32, home: u32) {
+        if let Some(memories) = &self.0 {
+            memories.remember(pool, key, at, home);
+        }
+    }
+
+    /// How many of a pool's keys are known, of late; `None` where nobody counts.
+    pub(super) fn reuse(&self, pool: &PoolName) -> Option<f64> {
+        self.0.as_ref()?.reuse(pool)
+    }
 }
 
 #[derive(Debug)]
@@ -37,7 +73,7 @@ struct Kept {
 
 impl Memories {
     /// Takes note of a request to `pool`: what it is placed by. `None` where it has no boundary.
-    pub(super) fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
+    fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
         let now = self.requests.fetch_add(1, Ordering::Relaxed);
         let look = |memory: &mut Memory| memory.look(boundaries, pool.members().len());
         let Look { boundary, hot, known, reuse, at, moved, crowded } = match self.with(pool.name(), now, look) {
@@ -55,14 +91,14 @@ impl Memories {
     }
 
     /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.
-    pub(super) fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
+    fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
         let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
         let Some(kept) = pools.get(pool.name()) else { return true };
         kept.memory.lock().unwrap_or_else(PoisonError::into_inner).is_enough(boundary, pool.members().len())
     }
 
     /// Keeps in mind where a key went that was first seen `at` that time.
-    pub(super) fn remember(&self, pool: &PoolName, key: u64, at: u32, home: u32) {
+    fn remember(&self, pool: &PoolName, key: u64, at: u32, home: u32) {
         let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = pools.get(pool) {
             kept.memory.lock().unwrap_or_else(PoisonError::into_inner).remember(key, at, home);
@@ -70,7 +106,7 @@ impl Memories {
     }
 
     /// How many of a pool's keys are known, of late; `None` where it was not asked for.
-    pub(super) fn reuse(&self, pool: &PoolName) -> Option<f64> {
+    fn reuse(&self, pool: &PoolName) -> Option<f64> {
         let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
         pools.get(pool)?.memory.lock().unwrap_or_else(PoisonError::into_inner).reuse()
     }

@@ -14,7 +14,7 @@ use super::candidates::by_load;
 use super::first_sight::Rule;
 use super::gate::Gate;
 use super::least_outstanding::LeastOutstanding;
-use super::memories::Memories;
+use super::memories::Keys;
 use super::sight::{Seen, Sight};
 use super::{Aim, Candidates, Choice, FirstSight, Insight, Overflow, Reason, Settings, Strategy};
 use crate::fleet::{Pool, Replica, tag};
@@ -27,8 +27,7 @@ const CHOICES: usize = 3;
 pub(super) struct PrefixAware {
     gate: Gate,
     overflow: Overflow,
-    /// Where traffic decides how much of a prompt makes the key.
-    memories: Option<Memories>,
+    keys: Keys,
     first_sight: Rule,
 }
 
@@ -49,7 +48,7 @@ impl PrefixAware {
         Self {
             gate: settings.concurrency_threshold.into(),
             overflow,
-            memories: matches!(settings.prefix_length, OrAuto::Auto).then(Memories::default),
+            keys: Keys::new(settings.prefix_length),
             first_sight: Rule { is_alone: settings.routers == 1 },
         }
     }
@@ -79,11 +78,11 @@ impl PrefixAware {
 
     /// Keeps in mind a home that is not the ring's. While the ring's is away nothing is: its keys come back to it.
     fn remember(&self, sight: &Sight, home: &Home<'_>, pool: &Pool) {
-        if let (Some(memories), Seen::Never { at, .. }) = (&self.memories, sight.seen)
+        if let Seen::Never { at, .. } = sight.seen
             && home.reason == Reason::Home
             && home.first_sight.is_some_and(|told| told != FirstSight::FirstChoice)
         {
-            memories.remember(pool.name(), sight.key.0, at, tag(home.replica.name()));
+            self.keys.remember(pool.name(), sight.key.0, at, tag(home.replica.name()));
         }
     }
 
@@ -125,15 +124,11 @@ impl PrefixAware {
 
 impl Strategy for PrefixAware {
     fn aim(&self, _: &Ask, boundaries: &Boundaries, pool: &Pool) -> Aim {
-        let sight = match &self.memories {
-            Some(memories) => memories.look(boundaries, pool),
-            None => boundaries.last().map(|last| last.key.into()),
-        };
-        sight.map_or(Aim::NoKey, Aim::ByKey)
+        self.keys.look(boundaries, pool).map_or(Aim::NoKey, Aim::ByKey)
     }
 
     fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
-        self.memories.as_ref().is_none_or(|memories| memories.is_enough(boundary, pool))
+        self.keys.is_enough(boundary, pool)
     }
 
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
@@ -158,10 +153,7 @@ impl Strategy for PrefixAware {
         let candidates = Candidates::new(pool, &[], now);
         let thresholds = self.gate.thresholds(&candidates);
         let all = candidates.iter().map(|replica| (replica.incarnation(), thresholds.of(replica)));
-        Insight {
-            thresholds: all.filter(|&(_, threshold)| threshold < u64::MAX).collect(),
-            reuse: self.memories.as_ref().and_then(|memories| memories.reuse(pool.name())),
-        }
+        Insight { thresholds: all.filter(|&(_, threshold)| threshold < u64::MAX).collect(), reuse: self.keys.reuse(pool.name()) }
     }
 }
 

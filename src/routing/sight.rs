@@ -1,6 +1,6 @@
 //! What a strategy has made out of a prompt: the key that it goes by, and what was seen of that key before.
 //!
-//! Data alone: it is made in `memories.rs` and used in `prefix_aware.rs`.
+//! Data alone: it is made in `memories.rs` and used by the strategies that go by keys.
 
 use std::sync::Arc;
 

@@ -18,12 +18,11 @@ pub use forecast::Forecast;
 pub use picture::Report;
 
 use super::least_outstanding::LeastOutstanding;
-use super::memories::Memories;
+use super::memories::Keys;
 use super::sight::Sight;
 use super::{Aim, Candidates, Choice, Insight, Reason, Settings, Strategy};
 use crate::fleet::{Pool, Replica};
 use crate::request::{Ask, Boundaries, Boundary, Chunks};
-use crate::units::OrAuto;
 use learnt::{Learnt, Values};
 use picture::{Picture, Pictures};
 
@@ -50,8 +49,7 @@ const HARDLY_ANY: usize = 10;
 const LEAST_PROMPT: f64 = 64.0;
 
 pub(super) struct CacheAware {
-    /// Where traffic decides how much of a prompt makes the key.
-    memories: Option<Memories>,
+    keys: Keys,
     pictures: Pictures,
     learnt: Learnt,
     routers: u32,
@@ -83,7 +81,7 @@ struct Cost {
 impl CacheAware {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
-            memories: matches!(settings.prefix_length, OrAuto::Auto).then(Memories::default),
+            keys: Keys::new(settings.prefix_length),
             pictures: Pictures::new(settings.index_memory),
             learnt: Learnt::default(),
             routers: settings.routers,
@@ -134,15 +132,13 @@ impl Candidate<'_> {
 
 impl Strategy for CacheAware {
     fn aim(&self, ask: &Ask, boundaries: &Boundaries, pool: &Pool) -> Aim {
-        let sight = match &self.memories {
-            Some(memories) => memories.look(boundaries, pool),
-            None => boundaries.last().map(|last| last.key.into()),
-        };
-        sight.map_or(Aim::NoKey, |sight: Sight| Aim::ByKey(Sight { chunks: ask.chunks.clone(), streams: ask.streams, ..sight }))
+        self.keys
+            .look(boundaries, pool)
+            .map_or(Aim::NoKey, |sight: Sight| Aim::ByKey(Sight { chunks: ask.chunks.clone(), streams: ask.streams, ..sight }))
     }
 
     fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
-        self.memories.as_ref().is_none_or(|memories| memories.is_enough(boundary, pool))
+        self.keys.is_enough(boundary, pool)
     }
 
     fn wants_chunks(&self) -> bool {
@@ -194,7 +190,7 @@ impl Strategy for CacheAware {
     }
 
     fn insight(&self, pool: &Pool, _: Instant) -> Insight {
-        Insight { thresholds: Vec::new(), reuse: self.memories.as_ref().and_then(|memories| memories.reuse(pool.name())) }
+        Insight { thresholds: Vec::new(), reuse: self.keys.reuse(pool.name()) }
     }
 
     fn began(&self, forecast: &Forecast, took: Duration) {
