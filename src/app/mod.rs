@@ -251,8 +251,7 @@ fn listener(proxy: Arc<OnceLock<Weak<Proxy>>>) -> Listener {
         if is_reset {
             rules.chooser.restarted(replica);
         }
-        let cache_tokens = reading.block_size.zip(reading.blocks).map(|(size, blocks)| size.saturating_mul(blocks));
-        let report = Report { running: reading.running, waiting: reading.waiting, cache_tokens };
+        let report = Report { running: reading.running, waiting: reading.waiting, cache_tokens: reading.capacity() };
         rules.chooser.hear(replica, &report, Instant::now());
     })
 }
