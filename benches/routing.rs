@@ -15,6 +15,22 @@ use prefix_router::units::{ConcurrencyThreshold, OrAuto, Weight};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
+/// So many replicas, all up.
+fn fleet(replicas: usize) -> Fleet {
+    let specs = (0..replicas).map(|index| ReplicaSpec {
+        name: format!("10.0.{}.{}:8000", index / 256, index % 256),
+        authority: String::new(),
+        weight: Weight::clamped(1),
+        models: Vec::new(),
+        drain: false,
+    });
+    let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
+    for replica in fleet.snapshot().replicas() {
+        fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
+    }
+    fleet
+}
+
 fn choice(c: &mut Criterion) {
     let mut group = c.benchmark_group("routing");
     let chooser = Chooser::new(&routing::Settings::default());
@@ -28,17 +44,7 @@ fn choice(c: &mut Criterion) {
         ..routing::Settings::default()
     });
     for replicas in [2_usize, 8, 64, 256, 1_000] {
-        let specs = (0..replicas).map(|index| ReplicaSpec {
-            name: format!("10.0.{}.{}:8000", index / 256, index % 256),
-            authority: String::new(),
-            weight: Weight::clamped(1),
-            models: Vec::new(),
-            drain: false,
-        });
-        let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
-        for replica in fleet.snapshot().replicas() {
-            fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
-        }
+        let mut fleet = fleet(replicas);
         let snapshot = fleet.snapshot();
         let Some(pool) = snapshot.pool(None) else { return };
         let (mut rng, mut key, now) = (SmallRng::seed_from_u64(1), 0_u64, Instant::now());
@@ -92,18 +98,7 @@ fn choice(c: &mut Criterion) {
 fn predicted(c: &mut Criterion) {
     let mut group = c.benchmark_group("cache_aware");
     for (replicas, tokens) in [(8_usize, 8_000), (100, 100_000)] {
-        let specs = (0..replicas).map(|index| ReplicaSpec {
-            name: format!("10.0.0.{index}:8000"),
-            authority: String::new(),
-            weight: Weight::clamped(1),
-            models: Vec::new(),
-            drain: false,
-        });
-        let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
-        for replica in fleet.snapshot().replicas() {
-            fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
-        }
-        let snapshot = fleet.snapshot();
+        let snapshot = fleet(replicas).snapshot();
         let Some(pool) = snapshot.pool(None) else { return };
         let chooser = Chooser::new(&routing::Settings {
             strategy: routing::StrategyName::CacheAware,

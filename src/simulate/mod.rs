@@ -45,6 +45,13 @@ pub struct Options {
     pub sharegpt: Option<PathBuf>,
 }
 
+impl Options {
+    /// Requests of a run.
+    fn requests_of(&self, workload: &Workload) -> usize {
+        self.requests.unwrap_or_else(|| workload.usual_requests(self.replicas))
+    }
+}
+
 /// Percentiles of fewer requests say little.
 const FEW: usize = 1_000;
 
@@ -108,7 +115,7 @@ fn warn_of_few(results: &[plan::Result], options: &Options) -> Result<()> {
     for group in results.chunk_by(|one, other| one.workload == other.workload) {
         let measured = group.iter().flat_map(|result| &result.seeds).map(|figures| figures.requests).min().unwrap_or(0);
         let workload = options.workloads.iter().find(|workload| workload.to_string() == group[0].workload);
-        let all = options.requests.or(workload.map(|workload| workload.usual_requests(options.replicas))).unwrap_or(0);
+        let all = workload.map_or(0, |workload| options.requests_of(workload));
         if measured < FEW || measured * 3 < all {
             let name = &group[0].workload;
             writeln!(

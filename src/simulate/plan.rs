@@ -45,6 +45,13 @@ pub(super) struct Result {
     pub(super) seeds: Vec<Figures>,
 }
 
+impl Result {
+    /// How many times another's throughput its own is, where both were searched for and found.
+    pub(super) fn times(&self, base: &Self) -> Option<f64> {
+        self.capacity.zip(base.capacity).map(|(own, base)| own / base).filter(|times| times.is_finite())
+    }
+}
+
 /// The traffic of all runs, made once.
 pub(super) struct Plan {
     traffic: HashMap<(String, u64), Traffic>,
@@ -70,8 +77,7 @@ impl Plan {
         }
         let made = jobs::spread("traffic", &wanted, |(workload, seed)| {
             let seed = *seed;
-            let requests = options.requests.unwrap_or_else(|| workload.usual_requests(options.replicas));
-            workload.traffic(requests, seed, &files).map(|traffic| ((workload.to_string(), seed), traffic))
+            workload.traffic(options.requests_of(workload), seed, &files).map(|traffic| ((workload.to_string(), seed), traffic))
         });
         let traffic = made.into_iter().collect::<std::result::Result<_, _>>().map_err(|error| anyhow!(error))?;
         Ok(Self { traffic, seeds: options.seeds, metrics_age: options.metrics_age, epoch: Instant::now(), random: HashMap::new() })

@@ -139,8 +139,7 @@ fn workloads(names: &[&str]) -> Fallible<Vec<Workload>> {
 
 /// How many times `random`'s throughput a result's is, where the run is long enough to tell.
 fn times(result: &Result, base: &Result) -> String {
-    let factor = result.capacity.zip(base.capacity).map(|(own, base)| own / base);
-    factor.filter(|factor| factor.is_finite()).map_or_else(String::new, |factor| format!(", ×{factor:.1}"))
+    result.times(base).map_or_else(String::new, |times| format!(", ×{times:.1}"))
 }
 
 fn rate(result: &Result) -> String {

@@ -90,8 +90,7 @@ fn one_table(group: &[Result]) -> String {
             extras.iter().map(|(_, of)| ms(mean(&result.seeds, |figures| of(figures).map_or(0.0, |phase| phase.first_token_ms.p90)))),
         );
         if has_capacity {
-            let factor =
-                result.capacity.zip(random.and_then(|random| random.capacity)).map(|(own, random)| format!(" x{:.2}", own / random));
+            let factor = random.and_then(|random| result.times(random)).map(|times| format!(" x{times:.2}"));
             row.push(match result.capacity {
                 Some(rate) if rate.is_finite() => format!("{rate:.1}{}", factor.unwrap_or_default()),
                 _ => "not reached".to_owned(),
