@@ -127,7 +127,7 @@ fn predicted(c: &mut Criterion) {
             let took = begun.elapsed();
             // It is answered, so what it asked for is held from now on.
             if let Some(forecast) = choice.as_ref().and_then(|choice| choice.forecast.as_ref()) {
-                chooser.began(forecast, Duration::from_millis(10));
+                chooser.began(forecast, Some(Duration::from_millis(10)));
             }
             took
         };

@@ -12,7 +12,7 @@ use hyper::StatusCode;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::engine::{EngineReadings, Reading};
+use crate::engine::{EngineReadings, Latest, Reading};
 use crate::fleet::Replica;
 use crate::live::LiveFleet;
 use crate::upstream::Upstream;
@@ -38,7 +38,7 @@ impl Default for Settings {
 }
 
 /// Is told what an engine has just said, and whether it has begun anew since it spoke before.
-pub type Listener = Arc<dyn Fn(&Replica, &Reading, bool) + Send + Sync>;
+pub type Listener = Arc<dyn Fn(&Replica, &Latest, bool) + Send + Sync>;
 
 /// What asking any replica needs.
 #[derive(Clone)]
@@ -134,8 +134,9 @@ impl Asking {
                         "replica {name} says that its engine caches no prefixes: no request is answered sooner there. Start it with --enable-prefix-caching"
                     );
                 }
-                let is_reset = self.readings.put(self.replica.incarnation(), reading.clone(), asked.into_std());
-                (self.listener)(&self.replica, &reading, is_reset);
+                if let Some((latest, is_reset)) = self.readings.put(self.replica.incarnation(), reading, asked.into_std()) {
+                    (self.listener)(&self.replica, &latest, is_reset);
+                }
             }
             Err(why) if was_answered != Some(false) => {
                 tracing::debug!(replica = name, why, "replica {name} does not show its engine's metrics ({PATH}): {why}");

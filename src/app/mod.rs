@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{Admin, Reloaded, Reloading};
 use crate::config::{Config, Reading};
-use crate::engine::EngineReadings;
+use crate::engine::{EngineReadings, Latest};
 use crate::fleet::{Snapshot, State};
 use crate::live::LiveFleet;
 use crate::proxy::{self, Parties, Proxy, Rules};
@@ -206,7 +206,12 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let (engine_metrics, engine_metrics_now) = watch::channel(config.engine_metrics.clone());
     // Whoever chooses now; nobody yet.
     let listening = Arc::new(OnceLock::new());
-    let scraper = Scraper { fleet: Arc::clone(&fleet), readings, listener: listener(Arc::clone(&listening)), settings: engine_metrics_now };
+    let scraper = Scraper {
+        fleet: Arc::clone(&fleet),
+        readings,
+        listener: listener(Arc::clone(&listening), Arc::clone(&metrics)),
+        settings: engine_metrics_now,
+    };
     let (roster, orders) = mpsc::channel(1);
     let (fleet_of_roster, metrics_of_roster) = (Arc::clone(&fleet), Arc::clone(&metrics));
     tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, scraper, orders }.run());
@@ -244,15 +249,22 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
 }
 
 /// Tells the chooser of the moment what engines say of themselves.
-fn listener(proxy: Arc<OnceLock<Weak<Proxy>>>) -> Listener {
-    Arc::new(move |replica, reading, is_reset| {
+fn listener(proxy: Arc<OnceLock<Weak<Proxy>>>, metrics: Arc<Metrics>) -> Listener {
+    Arc::new(move |replica, Latest { reading, growth, .. }, is_reset| {
         let Some(proxy) = proxy.get().and_then(Weak::upgrade) else { return };
         let rules = proxy.rules();
         if is_reset {
             rules.chooser.restarted(replica);
         }
-        let report = Report { running: reading.running, waiting: reading.waiting, cache_tokens: reading.capacity() };
-        rules.chooser.hear(replica, &report, Instant::now());
+        let report = Report {
+            running: reading.running,
+            waiting: reading.waiting,
+            cache_tokens: reading.capacity(),
+            looked_up: growth.map(|growth| [growth.queries, growth.hits]),
+        };
+        if let Some(verdict) = rules.chooser.hear(replica, &report, Instant::now()) {
+            metrics.judged(replica, &verdict);
+        }
     })
 }
 

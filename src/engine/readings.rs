@@ -75,15 +75,15 @@ impl EngineReadings {
         self.slots.store(Arc::new(present.into_iter().map(slot).collect()));
     }
 
-    /// Takes note of what an engine said that was asked at `asked`. There is no room for it where the replica has left. Whether it has begun anew.
-    pub fn put(&self, incarnation: u64, reading: Reading, asked: Instant) -> bool {
+    /// Takes note of what an engine said that was asked at `asked`, and whether it has begun anew. `None` where the replica has left: there is no room for it.
+    pub fn put(&self, incarnation: u64, reading: Reading, asked: Instant) -> Option<(Arc<Latest>, bool)> {
         let slots = self.slots.load();
-        let Some(slot) = slots.get(&incarnation) else { return false };
+        let slot = slots.get(&incarnation)?;
         let before = slot.load();
-        let latest = Latest::after(before.as_deref(), reading, asked);
+        let latest = Arc::new(Latest::after(before.as_deref(), reading, asked));
         let is_reset = before.as_ref().is_some_and(|before| before.resets < latest.resets);
-        slot.store(Some(Arc::new(latest)));
-        is_reset
+        slot.store(Some(Arc::clone(&latest)));
+        Some((latest, is_reset))
     }
 
     /// Nothing is known of that incarnation any more.

@@ -89,6 +89,9 @@ impl Fleet {
         health.observe(outcome, Moment { now, answered: replica.answers(), chance }, &self.settings);
         replica.await_answer(health.awaits_answer());
         let after = picture(health);
+        if before.0 == State::Down && after.0 != State::Down {
+            replica.returned();
+        }
         (before != after).then_some(Change { before: before.0, after: after.0 })
     }
 
@@ -105,8 +108,9 @@ impl Fleet {
         }
         let was_drained = self.drained.remove(name);
         let replica = self.membership.replicas().iter().find(|replica| was_drained && replica.name() == name);
-        if let Some(health) = replica.and_then(|replica| self.health.get_mut(&replica.incarnation())) {
+        if let Some((replica, health)) = replica.and_then(|replica| Some((replica, self.health.get_mut(&replica.incarnation())?))) {
             health.rejoin(now);
+            replica.returned();
         }
         was_drained
     }

@@ -41,6 +41,8 @@ pub struct Incarnation {
     awaits_answer: AtomicBool,
     /// Whether a request is there that shows whether it is well again.
     on_trial: AtomicBool,
+    /// How often it has come back after it was out.
+    returns: AtomicU64,
 }
 
 impl Incarnation {
@@ -90,6 +92,7 @@ impl Replica {
             answered: AtomicU64::new(0),
             awaits_answer: AtomicBool::new(false),
             on_trial: AtomicBool::new(false),
+            returns: AtomicU64::new(0),
         };
         Arc::new(Self { spec, incarnation: Arc::new(incarnation) })
     }
@@ -172,6 +175,15 @@ impl Replica {
 
     pub(super) fn await_answer(&self, awaits: bool) {
         self.incarnation.awaits_answer.store(awaits, Ordering::Relaxed);
+    }
+
+    /// How often it has come back after it was out: its engine may have been started anew.
+    pub fn returns(&self) -> u64 {
+        self.incarnation.returns.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn returned(&self) {
+        self.incarnation.returns.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether a request is there that shows whether it is well again.

@@ -17,6 +17,25 @@ pub(super) const EVENT_STREAM: &str = "text/event-stream";
 /// So many of a stream's last bytes tell how it stands.
 const TAIL: usize = 64;
 
+/// What the beginning of an answer looks like that says as soon as its prompt is computed that it is: a stream of events.
+pub(super) struct Beginning {
+    is_stream: bool,
+}
+
+impl Beginning {
+    /// That of an answer with these headers.
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        Self { is_stream: is_plain(headers, EVENT_STREAM) }
+    }
+
+    /// Whether an answer begins with `data`, and, if so, whether it does because its prompt is computed: what comes whole does when it is over. Comments are
+    /// sent while nothing has been done yet, to keep the connection open.
+    pub(super) fn begins(&self, data: &[u8]) -> Option<bool> {
+        let says = |line: &[u8]| !line.trim_ascii().is_empty() && !line.starts_with(b":");
+        (!self.is_stream || data.split(|&byte| byte == b'\n' || byte == b'\r').any(says)).then_some(self.is_stream)
+    }
+}
+
 /// A stream of server-sent events, as far as it must be known to add one.
 pub(super) struct Events {
     dialect: Dialect,

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use super::admission::Slot;
 use super::answer::{Answer, Busy, Patience};
 use super::error::ProxyError;
-use super::events::Events;
+use super::events::{Beginning, Events};
 use super::response::{Body, Response};
 use super::usage::UsageReader;
 use super::{Parties, Settings, headers, name_choice};
@@ -43,9 +43,6 @@ impl Answer {
         if self.has_begun() {
             // Whether or not the client takes it.
             slot.first_byte();
-            if self.is_good {
-                slot.began();
-            }
         }
         let fleet = Arc::clone(&parties.fleet);
         headers::strip_hop_by_hop(&mut self.head.headers);
@@ -54,6 +51,10 @@ impl Answer {
         record.status = Some(self.head.status);
         let events = Events::of(&self.head.headers, dialect);
         let usage = UsageReader::of(&self.head.headers);
+        let mut beginning = self.is_good.then(|| Beginning::of(&self.head.headers));
+        if let Some(first) = self.first.as_ref().and_then(Frame::data_ref) {
+            take_note(&mut beginning, &mut slot, first);
+        }
         let mut response = hyper::Response::from_parts(self.head, ());
         name_choice(&mut response, &record, settings);
 
@@ -61,7 +62,7 @@ impl Answer {
             has_length: response.headers().contains_key(CONTENT_LENGTH),
             first: self.first,
             rest: self.rest,
-            work: Some(Work { upstream: self.upstream, slot, fleet, is_awaited, usage, record }),
+            work: Some(Work { upstream: self.upstream, slot, fleet, is_awaited, beginning, usage, record }),
             ending: Ending::Open,
             events,
             patience: self.patience,
@@ -93,6 +94,8 @@ struct Work {
     fleet: Arc<LiveFleet>,
     /// Whether the first byte is still to come, and a good sign.
     is_awaited: bool,
+    /// Of a good answer that has said nothing yet.
+    beginning: Option<Beginning>,
     /// Of an answer that may tell what its request took, and can be read.
     usage: Option<UsageReader>,
     record: Record,
@@ -103,6 +106,14 @@ impl Work {
     fn settle_usage(&mut self) {
         self.record.usage = self.usage.as_ref().and_then(UsageReader::usage);
         self.record.usage.into_iter().for_each(|usage| self.slot.told(usage));
+    }
+}
+
+/// Tells what learns from it when an answer begins.
+fn take_note(beginning: &mut Option<Beginning>, slot: &mut Slot, data: &[u8]) {
+    if let Some(tells) = beginning.as_ref().and_then(|beginning| beginning.begins(data)) {
+        *beginning = None;
+        slot.began(tells);
     }
 }
 
@@ -230,8 +241,8 @@ impl ResponseBody {
         if let Some(work) = &mut self.work {
             work.record.passed_on(data.len());
             work.slot.first_byte();
+            take_note(&mut work.beginning, &mut work.slot, data);
             if std::mem::take(&mut work.is_awaited) {
-                work.slot.began();
                 work.fleet.answered(work.slot.replica());
             }
             if let Some(usage) = &mut work.usage {

@@ -86,7 +86,7 @@ pub struct Ask {
     pub identifier: Option<u64>,
     /// Where it stands among those that wait: lower goes first, 0 where it does not say. The body's, cut to [`PRIORITIES`].
     pub priority: i32,
-    /// Whether the answer is to come piece by piece.
+    /// Whether the answer is to come piece by piece, the first when the prompt is computed.
     pub streams: bool,
     /// Whether it has a key of its raw bytes for no other reason than `max_json_depth`.
     pub too_deep: bool,
@@ -160,7 +160,7 @@ impl Ask {
             chunks,
             identifier: identifier.map(|identifier| xxh3_64_with_seed(identifier.as_bytes(), settings.hash_seed)),
             priority: i32::try_from(fields.priority.clamp((*PRIORITIES.start()).into(), (*PRIORITIES.end()).into())).unwrap_or_default(),
-            streams: fields.streams,
+            streams: fields.streams && !surface.begins_early(),
             too_deep,
             model: fields.model,
         }

@@ -116,6 +116,11 @@ impl Surface {
         })
     }
 
+    /// Whether its streams begin with events that come before the prompt is computed (`response.created`).
+    pub fn begins_early(self) -> bool {
+        self == Self::Responses
+    }
+
     /// The label in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {

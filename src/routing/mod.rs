@@ -23,12 +23,12 @@ use std::time::{Duration, Instant};
 use rand::Rng;
 use strum::VariantArray;
 
-pub use cache_aware::{Forecast, Report};
+pub use cache_aware::{Forecast, Report, Turn, Verdict};
 pub use candidates::Candidates;
 pub use sight::{Direction, FirstSight, Moved, Sight};
 
 use crate::fleet::{Lease, Pool, Replica, Trial};
-use crate::request::{Ask, Boundaries, Boundary, Placement};
+use crate::request::{Ask, Boundaries, Boundary, Placement, Usage};
 use crate::units::{ConcurrencyThreshold, OrAuto, PrefixLength};
 use cache_aware::CacheAware;
 use least_outstanding::LeastOutstanding;
@@ -180,6 +180,33 @@ pub struct Insight {
     pub thresholds: Vec<(u64, u64)>,
     /// Of the keys that were asked for of late, the share that was known; `None` where nobody counts.
     pub reuse: Option<f64>,
+    /// What is thought of the replicas, by a strategy that has pictures of them, of which one was needed already.
+    pub pictures: Vec<PictureInsight>,
+    /// Of prompts of which nothing is known to be anywhere, and of what is beyond what is known, the shares that are found.
+    pub credit: Option<[f64; 2]>,
+    /// Of the requests in flight, the share that others sent; `None` where that cannot be seen.
+    pub others: Option<f64>,
+}
+
+/// What is thought of one replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PictureInsight {
+    /// Whose.
+    pub incarnation: u64,
+    /// Seconds that a token of a prompt takes.
+    pub seconds_per_token: f64,
+    /// Seconds that a request in flight costs the next one.
+    pub decode_seconds: f64,
+    /// Bytes of text in a token.
+    pub bytes_per_token: f64,
+    /// Of what is thought to be in its cache, the share that is found.
+    pub kept: f64,
+    /// Whether that is much less than all, for long.
+    pub is_wrong: bool,
+    /// Bytes of text that it is thought to hold.
+    pub held_bytes: u64,
+    /// Tokens that it has still to compute for this router.
+    pub ahead_tokens: f64,
 }
 
 /// A rule that picks one of several replicas.
@@ -210,19 +237,21 @@ pub trait Strategy: Send + Sync {
         false
     }
 
-    /// A good answer began so long after its request was sent.
-    fn began(&self, forecast: &Forecast, took: Duration) {
+    /// A good answer has begun, so long after its request was sent, where that tells how long the prompt took.
+    fn began(&self, forecast: &Forecast, took: Option<Duration>) {
         let _ = (forecast, took);
     }
 
-    /// An answer said how many tokens its prompt had, and perhaps how many of them were found in the replica's cache.
-    fn answered(&self, forecast: &Forecast, prompt_tokens: u64, cached_tokens: Option<u64>) {
-        let _ = (forecast, prompt_tokens, cached_tokens);
+    /// An answer said what it took; it was generated for so long, where it came piece by piece, and so many requests are in flight there now.
+    fn answered(&self, forecast: &Forecast, usage: &Usage, generating: Option<Duration>, outstanding: u64) -> Option<Verdict> {
+        let _ = (forecast, usage, generating, outstanding);
+        None
     }
 
     /// What a replica's engine says of itself.
-    fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
+    fn hear(&self, replica: &Replica, report: &Report, now: Instant) -> Option<Verdict> {
         let _ = (replica, report, now);
+        None
     }
 
     /// A replica's engine has begun anew, with an empty cache.
@@ -263,19 +292,20 @@ impl Chooser {
         self.strategy.wants_chunks()
     }
 
-    /// Takes note that a good answer began so long after its request was sent.
-    pub fn began(&self, forecast: &Forecast, took: Duration) {
+    /// Takes note that a good answer has begun, so long after its request was sent, where that tells how long the prompt took.
+    pub fn began(&self, forecast: &Forecast, took: Option<Duration>) {
         self.strategy.began(forecast, took);
     }
 
-    /// Takes note of how many tokens an answer's prompt had, and how many of them were found in the replica's cache, if it said so.
-    pub fn answered(&self, forecast: &Forecast, prompt_tokens: u64, cached_tokens: Option<u64>) {
-        self.strategy.answered(forecast, prompt_tokens, cached_tokens);
+    /// Takes note of what an answer said that it took. `generating` is the time from its first byte to its last, where it came piece by piece;
+    /// `outstanding` how many requests are in flight on its replica. What became of the forecast, where that can be told.
+    pub fn answered(&self, forecast: &Forecast, usage: &Usage, generating: Option<Duration>, outstanding: u64) -> Option<Verdict> {
+        self.strategy.answered(forecast, usage, generating, outstanding)
     }
 
-    /// Takes note of what a replica's engine says of itself.
-    pub fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
-        self.strategy.hear(replica, report, now);
+    /// Takes note of what a replica's engine says of itself. What became of the forecasts since it spoke last, where only that tells it.
+    pub fn hear(&self, replica: &Replica, report: &Report, now: Instant) -> Option<Verdict> {
+        self.strategy.hear(replica, report, now)
     }
 
     /// Takes note that a replica's engine has begun anew, with an empty cache.

@@ -153,7 +153,11 @@ impl Strategy for PrefixAware {
         let candidates = Candidates::new(pool, &[], now);
         let thresholds = self.gate.thresholds(&candidates);
         let all = candidates.iter().map(|replica| (replica.incarnation(), thresholds.of(replica)));
-        Insight { thresholds: all.filter(|&(_, threshold)| threshold < u64::MAX).collect(), reuse: self.keys.reuse(pool.name()) }
+        Insight {
+            thresholds: all.filter(|&(_, threshold)| threshold < u64::MAX).collect(),
+            reuse: self.keys.reuse(pool.name()),
+            ..Insight::default()
+        }
     }
 }
 

@@ -42,6 +42,16 @@ pub(super) enum Seen {
     Never { at: u32, reuse: Option<f64> },
 }
 
+impl Seen {
+    /// How likely such a key is to be asked for again; 1 where nobody can tell.
+    pub(super) fn reuse(self) -> f64 {
+        match self {
+            Self::Never { reuse, .. } => reuse.unwrap_or(1.0),
+            Self::NotAsked | Self::Before(_) => 1.0,
+        }
+    }
+}
+
 /// A boundary that from this request on is passed over, or no longer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::chance::Chance;
 use super::rule::{Asked, Engine, Moment, Pick, Rule, Seen, View};
 use crate::fleet::{Fleet, Lease, Outcome, Replica, ReplicaSpec, Snapshot, Trial, health};
-use crate::request::Ask;
+use crate::request::{Ask, Usage};
 use crate::routing::{Aim, Candidates, Chooser, Forecast, Reason, Report};
 use crate::units::Weight;
 
@@ -20,6 +20,8 @@ pub(super) struct Router {
     chooser: Option<Chooser>,
     /// What the engines' metrics said when it asked last.
     pub(super) seen: Vec<Seen>,
+    /// What the engines had counted then: tokens looked up, and found.
+    counted: Vec<[u64; 2]>,
 }
 
 /// What a router chose.
@@ -50,7 +52,8 @@ impl Router {
     pub(super) fn new(replicas: usize, hash_seed: u64, chooser: Option<Chooser>, chance: Chance, now: Instant) -> Self {
         let fleet = Fleet::new((0..replicas).map(spec).collect(), health::Settings::default(), hash_seed);
         let snapshot = fleet.snapshot();
-        let mut router = Self { fleet, snapshot, replicas: Vec::new(), chance, chooser, seen: vec![Seen::default(); replicas] };
+        let mut router =
+            Self { fleet, snapshot, replicas: Vec::new(), chance, chooser, seen: vec![Seen::default(); replicas], counted: Vec::new() };
         router.take_stock();
         (0..replicas).for_each(|replica| router.observe(replica, Outcome::CheckPassed, now));
         router
@@ -88,20 +91,37 @@ impl Router {
         }
     }
 
-    /// Takes note of how an answer began, in a time that was measured, and of what it says of its prompt.
-    pub(super) fn learn(&self, forecast: &Forecast, took: Duration, prompt_tokens: usize, cached_tokens: usize) {
+    /// Takes note of when an answer began, in a time that was measured.
+    pub(super) fn began(&self, forecast: &Forecast, took: Duration) {
         if let Some(chooser) = &self.chooser {
-            chooser.began(forecast, took);
-            chooser.answered(forecast, prompt_tokens as u64, Some(cached_tokens as u64));
+            chooser.began(forecast, Some(took));
+        }
+    }
+
+    /// Takes note of what an answer says that it took, when it is over.
+    pub(super) fn answered(&self, forecast: &Forecast, usage: &Usage, generating: Duration, lease: &Lease) {
+        if let Some(chooser) = &self.chooser {
+            let _ = chooser.answered(forecast, usage, Some(generating), lease.replica().outstanding());
         }
     }
 
     /// Takes note of what the engines say of themselves.
-    pub(super) fn hear(&self, reports: &[Report], now: Instant) {
+    pub(super) fn hear(&mut self, engines: &[Engine], now: Instant) {
         let Some(chooser) = &self.chooser else { return };
-        for (replica, report) in self.replicas.iter().zip(reports) {
+        self.counted.resize(engines.len(), [0; 2]);
+        for ((replica, engine), before) in self.replicas.iter().zip(engines).zip(&mut self.counted) {
+            let (counts, settings) = (engine.model.counts(), engine.model.settings());
+            let counted = [counts.queried_tokens, counts.hit_tokens];
+            let report = Report {
+                running: Some(counts.running as u64),
+                waiting: Some(counts.waiting as u64),
+                cache_tokens: Some((settings.blocks * settings.block_size) as u64),
+                // Less than before is a reset.
+                looked_up: counted[0].checked_sub(before[0]).zip(counted[1].checked_sub(before[1])).map(|(queries, hits)| [queries, hits]),
+            };
+            *before = counted;
             if let Some(replica) = replica {
-                chooser.hear(replica, report, now);
+                let _ = chooser.hear(replica, &report, now);
             }
         }
     }

@@ -17,8 +17,8 @@ use super::scenario::{Run, Scenario};
 use super::strategy::How;
 use super::workload::{Starts, Traffic, arrivals};
 use crate::fleet::{Lease, Outcome, Trial};
-use crate::request::{Ask, Boundaries, Placement};
-use crate::routing::{Aim, Chooser, Forecast, Report};
+use crate::request::{Ask, Boundaries, Placement, Usage};
+use crate::routing::{Aim, Chooser, Forecast};
 
 /// Between a client and an engine, there and back: added to every time that a client measures.
 const NETWORK: Duration = Duration::from_millis(15);
@@ -269,8 +269,8 @@ impl<'a> Simulation<'a> {
             Seen { running: counts.running, waiting: counts.waiting, kv_usage, taken_at: self.now }
         };
         self.routers[router].seen = self.engines.iter().map(seen).collect();
-        let reports: Vec<Report> = self.engines.iter().map(report).collect();
-        self.routers[router].hear(&reports, self.instant());
+        let instant = self.instant();
+        self.routers[router].hear(&self.engines, instant);
         let goes_on = self.open > 0 || self.events.iter().any(|Reverse((.., event))| matches!(event, Event::Ask(_)));
         if let Some(age) = self.metrics_age().filter(|_| goes_on) {
             self.at(self.now + nanos(age).max(1), Event::Look(router));
@@ -281,7 +281,7 @@ impl<'a> Simulation<'a> {
     fn metrics_age(&self) -> Option<Duration> {
         let usual = match &self.scenario.strategy.how {
             How::Peer(peer) => peer.metrics_age(),
-            How::Production(_) => self.routers.iter().any(Router::wants_chunks).then_some(SCRAPED),
+            How::Production(_) => (self.scenario.strategy.told.metrics && self.routers.iter().any(Router::wants_chunks)).then_some(SCRAPED),
         };
         usual.map(|usual| self.scenario.metrics_age.unwrap_or(usual))
     }
@@ -412,8 +412,8 @@ impl<'a> Simulation<'a> {
             self.routers[flight.router].first_byte(lease, instant);
         }
         let took = Duration::from_nanos(self.now - flight.arrived) + NETWORK;
-        if let Some(forecast) = flight.forecast.take() {
-            self.routers[flight.router].learn(&forecast, took, flight.prompt_tokens, cached);
+        if let Some(forecast) = &flight.forecast {
+            self.routers[flight.router].began(forecast, took);
         }
         let is_measured = id >= self.cold && (flight.arrived <= self.last_start || self.is_closed());
         if is_measured && self.scenario.give_up.is_some_and(|most| took >= most) {
@@ -428,7 +428,17 @@ impl<'a> Simulation<'a> {
     fn finish(&mut self, id: usize) {
         let flight = &mut self.flights[id];
         flight.ended = Some(self.now);
-        flight.lease = None;
+        if let (Some(forecast), Some(lease), Some(first), true) =
+            (&flight.forecast, &flight.lease, flight.first_token, self.scenario.strategy.told.usage)
+        {
+            let usage = Usage {
+                prompt_tokens: flight.prompt_tokens as u64,
+                cached_tokens: Some(flight.cached_tokens as u64),
+                completion_tokens: Some(flight.output_tokens as u64),
+            };
+            self.routers[flight.router].answered(forecast, &usage, Duration::from_nanos(self.now - first), lease);
+        }
+        (flight.lease, flight.forecast) = (None, None);
         let (conversation, router, replica) = (flight.conversation, flight.router, flight.replica);
         if let Some(rule) = self.rule(router) {
             rule.ended(id, replica);
@@ -541,12 +551,6 @@ impl<'a> Simulation<'a> {
             gave_up,
         }
     }
-}
-
-fn report(engine: &Engine) -> Report {
-    let (counts, settings) = (engine.model.counts(), engine.model.settings());
-    let cache_tokens = Some((settings.blocks * settings.block_size) as u64);
-    Report { running: Some(counts.running as u64), waiting: Some(counts.waiting as u64), cache_tokens }
 }
 
 fn nanos(duration: Duration) -> Moment {

@@ -11,6 +11,22 @@ pub struct Strategy {
     pub name: String,
     /// How it chooses.
     pub how: How,
+    /// What engines tell routers that listen.
+    pub told: Told,
+}
+
+/// What engines tell a strategy that learns from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// What each answer found in the cache.
+    pub usage: bool,
+    /// Metrics: queues, batches, and the counters of the cache.
+    pub metrics: bool,
+}
+
+impl Told {
+    /// What an engine can tell.
+    const ALL: Self = Self { usage: true, metrics: true };
 }
 
 /// How a strategy chooses.
@@ -25,13 +41,22 @@ pub enum How {
 /// `prefix_aware` where one router alone is declared (`routers: 1`).
 const ALONE: &str = "prefix_aware:alone";
 
+/// `cache_aware` where answers do not tell what they found, which only the engines' counters show then; and where engines have no metrics either.
+const LISTENING: [(&str, Told); 2] =
+    [("cache_aware:metrics", Told { usage: false, metrics: true }), ("cache_aware:blind", Told { usage: false, metrics: false })];
+
 /// What peers that hash a beginning take of it.
 const PEERS_LENGTH: PrefixLength = PrefixLength::clamped(4_096);
 
 impl Strategy {
     /// The strategy of that name, with the defaults for all that the name does not say; or what is wrong with it.
     pub fn parse(name: &str) -> Result<Self, String> {
-        let named = |how| Ok(Self { name: name.to_owned(), how });
+        let named = |how| Ok(Self { name: name.to_owned(), how, told: Told::ALL });
+        if let Some((_, told)) = LISTENING.iter().find(|(known, _)| *known == name) {
+            let strategy = StrategyName::CacheAware;
+            let how = How::Production(routing::Settings { strategy, ..routing::Settings::default() });
+            return Ok(Self { name: name.to_owned(), how, told: *told });
+        }
         let known = StrategyName::ALL.iter().copied().find(|strategy| strategy.name() == name);
         if let Some(strategy) = known {
             return named(How::Production(routing::Settings { strategy, ..routing::Settings::default() }));
@@ -73,7 +98,8 @@ impl Strategy {
 /// All names, as they are listed to users.
 pub fn names() -> String {
     let production = StrategyName::ALL.iter().map(|strategy| strategy.name());
-    let all: Vec<_> = production.chain(["prefix_aware:LENGTH/THRESHOLD", ALONE]).chain(Peer::ALL.iter().map(|peer| peer.name())).collect();
+    let variants = ["prefix_aware:LENGTH/THRESHOLD", ALONE].into_iter().chain(LISTENING.map(|(name, _)| name));
+    let all: Vec<_> = production.chain(variants).chain(Peer::ALL.iter().map(|peer| peer.name())).collect();
     all.join(", ")
 }
 
@@ -97,6 +123,8 @@ mod tests {
             "least_outstanding",
             "prefix_aware",
             "prefix_aware:alone",
+            "cache_aware:metrics",
+            "cache_aware:blind",
             "oracle",
             "bounded_load",
             "sglang",

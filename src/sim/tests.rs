@@ -10,7 +10,7 @@ use super::scenario::{Failure, Run, Scenario};
 use super::strategy::{Strategy, names};
 use super::workload::{Files, Traffic, Workload};
 
-const ALL: [&str; 13] = [
+const ALL: [&str; 15] = [
     "random",
     "round_robin",
     "least_outstanding",
@@ -18,6 +18,8 @@ const ALL: [&str; 13] = [
     "prefix_aware:4096/64",
     "prefix_aware:alone",
     "cache_aware",
+    "cache_aware:metrics",
+    "cache_aware:blind",
     "oracle",
     "oracle:2",
     "bounded_load",
@@ -146,7 +148,9 @@ fn replicas_that_come_get_traffic_and_one_that_leaves_gets_none() {
         };
         let end = Duration::from_secs(1_000_000);
         assert_eq!((share(Duration::ZERO, out, 4), share(Duration::ZERO, out, 5)), (0.0, 0.0), "{strategy}");
-        assert!(share(out, into, 4) > 0.05 && share(into, end, 5) > 0.05, "{strategy}");
+        // Whoever knows what is held where leaves it there for as long as there is room.
+        let least = if strategy.starts_with("cache_aware") { 0.005 } else { 0.05 };
+        assert!(share(out, into, 4) > least && share(into, end, 5) > least, "{strategy}");
         assert!(share(out, into, 2) > 0.05, "{strategy}");
         assert_eq!(share(into, end, 2), 0.0, "{strategy}");
         assert_eq!((run.failed, run.left, run.samples.len()), (0, 0, 1_500), "{strategy}");

@@ -12,6 +12,7 @@ use prometheus::{
 };
 
 use super::engine::Engines;
+use super::forecasts::Forecasts;
 use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError};
 use super::placement::Placement;
 use super::requests::Requests;
@@ -55,6 +56,7 @@ pub struct Metrics {
     reload_successful: IntGauge,
     pub(super) placement: Placement,
     pub(super) engines: Engines,
+    pub(super) forecasts: Forecasts,
     /// The incarnations that are, or were, in the fleet, as long as somebody may count on them.
     shown: Mutex<ByIncarnation<Shown>>,
     /// Their counters, at hand for requests. Those of one that has ended go at the next change of the fleet.
@@ -135,6 +137,7 @@ impl Metrics {
             )?,
             placement: Placement::new(&registry)?,
             engines: Engines::new(&registry)?,
+            forecasts: Forecasts::new(&registry)?,
             shown: Mutex::default(),
             choices_of: ArcSwap::default(),
             registry: registry.clone(),
@@ -325,7 +328,7 @@ impl Metrics {
                 self.replica_state.with_label_values(&[replica.name(), state.label()]).set(now);
             }
         }
-        self.placement.refresh(fleet);
+        self.placement.refresh(fleet, &self.forecasts);
         self.engines.refresh(fleet, Instant::now());
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
@@ -360,6 +363,7 @@ impl Metrics {
     }
 
     fn forget(&self, name: &str) {
+        self.forecasts.forget(name);
         let _ = self.outstanding.remove_label_values(&[name]);
         for &reason in Reason::ALL {
             let _ = self.choices.remove_label_values(&[name, reason.label()]);

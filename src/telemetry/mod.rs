@@ -2,6 +2,7 @@
 
 mod access_log;
 mod engine;
+mod forecasts;
 mod labels;
 mod log;
 mod metrics;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use arc_swap::ArcSwapOption;
 use prometheus::{GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
 
+use super::forecasts::Forecasts;
 use super::metrics::Metrics;
 use crate::fleet::{PoolName, Snapshot};
 use crate::routing::{Chooser, Direction, FirstSight, Insight, Sight};
@@ -18,7 +19,7 @@ const DEPTH_BUCKETS: &[f64] =
     &[256.0, 512.0, 1_024.0, 2_048.0, 4_096.0, 8_192.0, 16_384.0, 32_768.0, 65_536.0, 131_072.0, 262_144.0, 1_048_576.0];
 
 /// Pools whose reuse is shown, at most; the first by name. They come from what replicas list, never from clients, but may be hundreds of adapters.
-const MOST_POOLS: usize = 64;
+pub(super) const MOST_POOLS: usize = 64;
 
 /// The series.
 pub(super) struct Placement {
@@ -76,14 +77,16 @@ impl Placement {
     }
 
     /// Brings the states up to date. Who has left the fleet has none.
-    pub(super) fn refresh(&self, fleet: &Snapshot) {
+    pub(super) fn refresh(&self, fleet: &Snapshot, forecasts: &Forecasts) {
         self.threshold.reset();
         self.reuse.reset();
-        let Some(chooser) = self.chooser.load_full() else { return };
+        let Some(chooser) = self.chooser.load_full() else { return forecasts.refresh(fleet, &[]) };
         let now = Instant::now();
         let mut pools: Vec<_> = fleet.pools().collect();
         pools.sort_unstable_by_key(|pool| pool.name());
         let insights: HashMap<&PoolName, Insight> = pools.iter().map(|pool| (pool.name(), chooser.insight(pool, now))).collect();
+        let of_pools: Vec<_> = pools.iter().map(|pool| (pool.name(), &insights[pool.name()])).collect();
+        forecasts.refresh(fleet, &of_pools);
         let shown = pools.iter().filter_map(|pool| Some((pool.name(), insights[pool.name()].reuse?)));
         for (name, reuse) in shown.take(MOST_POOLS) {
             self.reuse.with_label_values(&[name.label()]).set(reuse);

@@ -57,6 +57,8 @@ struct Lesson {
     chooser: Arc<Chooser>,
     forecast: Box<Forecast>,
     sent: std::time::Instant,
+    /// When its answer began, where that tells how long the prompt took.
+    began: Option<std::time::Instant>,
 }
 
 impl Slot {
@@ -65,17 +67,21 @@ impl Slot {
         self.lease.first_byte();
     }
 
-    /// Takes note of when a good answer began.
-    pub(super) fn began(&self) {
-        if let Some(lesson) = &self.lesson {
-            lesson.chooser.began(&lesson.forecast, lesson.sent.elapsed());
+    /// Takes note that a good answer has begun; `tells` where it does so as soon as its prompt is computed.
+    pub(super) fn began(&mut self, tells: bool) {
+        if let Some(lesson) = &mut self.lesson {
+            lesson.began = tells.then(now);
+            lesson.chooser.began(&lesson.forecast, lesson.began.map(|began| began - lesson.sent));
         }
     }
 
     /// Takes note of what an answer said of its request's tokens.
     pub(super) fn told(&self, usage: Usage) {
         if let Some(lesson) = &self.lesson {
-            lesson.chooser.answered(&lesson.forecast, usage.prompt_tokens, usage.cached_tokens);
+            let (replica, generating) = (self.lease.replica(), lesson.began.map(|began| now() - began));
+            if let Some(verdict) = lesson.chooser.answered(&lesson.forecast, &usage, generating, replica.outstanding()) {
+                self.release.admission.metrics.judged(replica, &verdict);
+            }
         }
     }
 
@@ -242,7 +248,7 @@ impl Admission {
             Found::Full => {}
         }
         if state.queue.requests() == 0 {
-            state.pace.begins(Instant::now().into_std());
+            state.pace.begins(now());
         }
         let mut incarnations: Vec<u64> = tried.iter().map(|replica| replica.incarnation()).collect();
         incarnations.sort_unstable();
@@ -280,7 +286,7 @@ impl Admission {
         if state.queue.requests() == 0 {
             return;
         }
-        let (view, now) = (self.fleet.view(), Instant::now().into_std());
+        let (view, now) = (self.fleet.view(), now());
         let State { queue, settings, pace } = state;
         loop {
             let popped = queue.pop(now, settings, |waiter| {
@@ -313,8 +319,8 @@ impl Admission {
         chooser: &Arc<Chooser>,
     ) -> Result<Found, ProxyError> {
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
-        let now = Instant::now().into_std();
-        let candidates = Candidates::new(pool, tried, now).below(settings.limit());
+        let sent = now();
+        let candidates = Candidates::new(pool, tried, sent).below(settings.limit());
         let full = settings.total_limit().is_some_and(|limit| self.total.load(Ordering::Relaxed) >= limit);
         let choice = if full { None } else { chooser.choose(aim, &candidates, &mut rand::rng()) };
         let Some(choice) = choice else {
@@ -325,7 +331,7 @@ impl Admission {
         choice.first_sight.into_iter().for_each(|outcome| self.metrics.first_seen(outcome));
         self.total.fetch_add(1, Ordering::Relaxed);
         let release = Release { admission: Arc::clone(self), pumps: true };
-        let lesson = choice.forecast.map(|forecast| Lesson { chooser: Arc::clone(chooser), forecast, sent: now });
+        let lesson = choice.forecast.map(|forecast| Lesson { chooser: Arc::clone(chooser), forecast, sent, began: None });
         Ok(Found::Chosen(Chosen {
             slot: Slot { lease: choice.lease, release, lesson },
             reason: choice.reason,
@@ -337,7 +343,7 @@ impl Admission {
     /// Counts a refusal and says when to ask again.
     fn refuse(&self, state: &State, bound: QueueBound) -> ProxyError {
         self.metrics.refused_waiting(bound);
-        let retry_after = state.pace.retry_after(state.queue.requests(), Instant::now().into_std());
+        let retry_after = state.pace.retry_after(state.queue.requests(), now());
         match bound {
             QueueBound::Time => ProxyError::QueueTimeout { retry_after },
             QueueBound::Requests | QueueBound::Bytes => ProxyError::QueueFull { bound: bound.label(), retry_after },
@@ -354,6 +360,10 @@ impl Admission {
         // Nothing panics while it holds this lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
 }
 
 async fn until(time: Option<Instant>) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::learnt::Beyond;
 use super::picture::Picture;
 
 /// What was expected of a request. While it is kept, and until its answer has begun, its prompt counts as being computed there.
@@ -14,15 +15,18 @@ pub struct Forecast {
     pub prompt_bytes: usize,
     /// Those at its beginning that the replica was thought to hold.
     pub held_bytes: usize,
+    /// Bytes that the replica was expected to find in its cache: of those held, what is kept, and what others may have sent.
+    pub expected_bytes: f64,
     /// Tokens to compute before its first one, those of others included.
     pub tokens: f64,
-    /// What the first byte was to take beside these, in seconds.
-    pub other_seconds: f64,
-    /// The replica's weight relative to the mean of its pool.
-    pub weight: f64,
-    /// Whether what is found of it in the replica's cache tells what other routers have sent there: this one has sent hardly anything of it, and the replica is
-    /// its key's home.
-    pub shows_others: bool,
+    /// Seconds that a token of a prompt costs there.
+    pub(in crate::routing) seconds_per_token: f64,
+    /// Requests in flight there, without this one.
+    pub(super) outstanding: f64,
+    /// What the best of the others would have cost more, in seconds; infinite where there was no other.
+    pub(super) saves: f64,
+    /// Which part of its prompt tells, if it is found in the cache, what other routers have sent there.
+    pub(in crate::routing) beyond: Option<Beyond>,
     /// Whether the answer comes piece by piece, so that its first byte tells how long the prompt took.
     pub streams: bool,
     /// Whether the tokens of its prompt can be told from its bytes.
@@ -33,4 +37,28 @@ impl Drop for Forecast {
     fn drop(&mut self) {
         self.picture.state().give_up(self.ticket);
     }
+}
+
+/// What became of forecasts: of one, or of all that went to a replica for a while.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Verdict {
+    /// Tokens of prompts that were expected in the replica's cache.
+    pub expected_tokens: f64,
+    /// Those that were found there.
+    pub found_tokens: f64,
+    /// Tokens of the prompts.
+    pub prompt_tokens: f64,
+    /// Of one: what it took longer, in seconds, than the best of the others would have, as far as can be told afterwards; 0 where it was the best.
+    pub regret_seconds: Option<f64>,
+    /// Whether the picture of that replica has turned out to be wrong from now on, or right again.
+    pub turned: Option<Turn>,
+}
+
+/// How the picture of a replica's cache does from now on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Turn {
+    /// Much less is found than is thought to be there.
+    pub is_wrong: bool,
+    /// Of what is thought to be there, the share that is found of late.
+    pub kept: f64,
 }

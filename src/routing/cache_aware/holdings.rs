@@ -68,6 +68,11 @@ impl Holdings {
         self.shed();
     }
 
+    /// Bytes of the text that is here.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Chunks that are here.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {

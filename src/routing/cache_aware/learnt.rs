@@ -1,20 +1,25 @@
-//! What is learnt of all engines together from what they answered: how long a token takes, how many bytes it has, and what other routers leave in the
-//! caches. One bad answer moves nothing far.
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
+//! What is learnt of one engine from its answers: how long a token of a prompt takes, how many bytes it has, what those who generate slow others down, and
+//! how far the picture of its cache can be believed. One bad answer moves nothing far.
 
 /// A token has so many bytes of text until it is known better.
-pub(super) const BYTES_PER_TOKEN: f64 = 4.0;
+const BYTES_PER_TOKEN: f64 = 4.0;
 
 /// Computing a token of a prompt takes so many seconds until it is known better: between a small model's and a large one's.
 const SECONDS_PER_TOKEN: f64 = 60e-6;
 
-/// What can be believed of either.
+/// A request in flight makes a step of its batch so much longer, in seconds, until it is known better.
+const DECODE_SECONDS: f64 = 140e-6;
+
+/// What can be believed of each.
 const BELIEVABLE_SECONDS: [f64; 2] = [1e-6, 10e-3];
 const BELIEVABLE_BYTES: [f64; 2] = [0.5, 16.0];
+const BELIEVABLE_DECODE: [f64; 2] = [5e-6, 2e-3];
 
-/// Weight of one answer.
+/// Weight of one answer among many.
 const WEIGHT: f64 = 0.02;
+
+/// What is taken for known at first counts as much as so many answers.
+const PRIOR: f64 = 5.0;
 
 /// One answer is taken for no more than so many times what is believed, and no less than one so-many-th.
 const SURPRISE: f64 = 3.0;
@@ -22,105 +27,252 @@ const SURPRISE: f64 = 3.0;
 /// Fewer tokens take no time that could be told from everything else's.
 const LEAST_TOKENS: f64 = 256.0;
 
-/// See the module.
-#[derive(Debug)]
-pub(super) struct Learnt(Mutex<Values>);
+/// Fewer generated tokens say nothing of how long one takes.
+const LEAST_GENERATED: f64 = 8.0;
 
-/// Of one moment.
+/// A request waits for so many steps of its batch, as far as what they cost it is concerned.
+const STEPS: f64 = 15.0;
+
+/// A generated token makes a step no longer than so many tokens of a prompt do: what looks like more is prompts that were computed in between.
+const MOST_DECODE_TOKENS: f64 = 4.0;
+
+/// A slope is believed as far as what it is over differed: so much of a variance is as good as what was taken for known. Tokens of prompts, requests in
+/// flight.
+const PRIOR_TOKENS: f64 = 300.0 * 300.0;
+const PRIOR_REQUESTS: f64 = 2.0 * 2.0;
+
+/// A number that is learnt, and by how many answers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Values {
-    pub(super) seconds_per_token: f64,
-    pub(super) bytes_per_token: f64,
-    /// Of what this router does not know to be at a key's first choice, the share that is found there: what other routers sent.
-    pub(super) credit: f64,
+pub(super) struct Average {
+    pub(super) value: f64,
+    pub(super) answers: f64,
+}
+
+impl Average {
+    const fn new(value: f64) -> Self {
+        Self { value, answers: 0.0 }
+    }
+
+    /// Nearer to `sample`, by no less than `weight`; by more while little is known.
+    pub(super) fn learn(&mut self, sample: f64, weight: f64) {
+        if sample.is_finite() {
+            self.value += weight.max(1.0 / (self.answers + PRIOR)) * (sample - self.value);
+            self.answers += 1.0;
+        }
+    }
+
+    /// The same where a sample that is far off counts as one that is not.
+    fn learn_within(&mut self, sample: f64, [least, most]: [f64; 2]) {
+        // Less than nothing is what other times were overestimated by: less than was believed.
+        self.learn(sample.clamp(self.value / SURPRISE, self.value * SURPRISE), WEIGHT);
+        self.value = self.value.clamp(least, most);
+    }
+
+    /// The mean of what several have learnt, each by how much it knows, within reason; `None` where nobody has.
+    fn mean(all: impl Iterator<Item = Self>) -> Option<f64> {
+        let [sum, weights] = all.fold([0.0; 2], |[sum, weights], one| {
+            let weight = one.answers.min(1.0 / WEIGHT);
+            [sum + weight * one.value, weights + weight]
+        });
+        (weights > 0.0).then(|| sum / weights)
+    }
+
+    /// This, as far as it is known, and `others` for the rest.
+    fn or(self, others: f64) -> f64 {
+        (self.answers * self.value + PRIOR * others) / (self.answers + PRIOR)
+    }
+}
+
+/// How a time grows with a number, over the answers of late: a straight line, of which its slope is of interest.
+#[derive(Clone, Copy, Debug)]
+struct Slope {
+    /// Until it is known better; it counts as much as `spread` of the number's variance.
+    prior: f64,
+    prior_spread: f64,
+    believable: [f64; 2],
+    answers: f64,
+    number: f64,
+    seconds: f64,
+    spread: f64,
+    common: f64,
+}
+
+impl Slope {
+    const fn new(prior: f64, prior_spread: f64, believable: [f64; 2]) -> Self {
+        Self { prior, prior_spread, believable, answers: 0.0, number: 0.0, seconds: 0.0, spread: 0.0, common: 0.0 }
+    }
+
+    fn learn(&mut self, number: f64, seconds: f64) {
+        if !(number.is_finite() && seconds.is_finite()) {
+            return;
+        }
+        let expected = (self.seconds + self.slope() * (number - self.number)).max(self.seconds / SURPRISE);
+        let seconds = if self.answers < PRIOR { seconds } else { seconds.clamp(expected / SURPRISE, expected * SURPRISE) };
+        self.answers += 1.0;
+        let weight = WEIGHT.max(1.0 / self.answers);
+        let off = [number - self.number, seconds - self.seconds];
+        self.number += weight * off[0];
+        self.seconds += weight * off[1];
+        self.spread = (1.0 - weight) * (self.spread + weight * off[0] * off[0]);
+        self.common = (1.0 - weight) * (self.common + weight * off[0] * off[1]);
+    }
+
+    /// Seconds for one more.
+    fn slope(&self) -> f64 {
+        let [least, most] = self.believable;
+        ((self.common + self.prior_spread * self.prior) / (self.spread + self.prior_spread)).clamp(least, most)
+    }
+
+    /// The same with what it is worth among others'.
+    fn average(&self) -> Average {
+        Average { value: self.slope(), answers: self.answers }
+    }
+}
+
+/// Which part of a prompt other routers may have sent to a replica, of which this one knows nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::routing) enum Beyond {
+    /// All of it, since hardly anything is known to be anywhere: what is found at the key's first choice.
+    Nothing,
+    /// What comes after the part that is known to be there, where most of it is.
+    Known,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Learnt {
+    /// Of the time to the first byte over tokens to compute.
+    prefill: Slope,
+    pub(super) bytes_per_token: Average,
     /// Tokens that are to be computed for a request.
-    pub(super) uncached: f64,
+    pub(super) uncached: Average,
+    /// Requests in flight that are this router's, and those of others.
+    own: Average,
+    others: Average,
+    /// Of what is beyond, the share that is found.
+    credit: [Average; 2],
+    /// Of what is thought to be there, the share that is found.
+    pub(super) kept: Average,
+    /// Of the time between two tokens of an answer over requests in flight.
+    decode: Slope,
 }
 
 impl Default for Learnt {
     fn default() -> Self {
-        let values = Values { seconds_per_token: SECONDS_PER_TOKEN, bytes_per_token: BYTES_PER_TOKEN, credit: 0.0, uncached: 500.0 };
-        Self(Mutex::new(values))
+        Self {
+            prefill: Slope::new(SECONDS_PER_TOKEN, PRIOR_TOKENS, BELIEVABLE_SECONDS),
+            bytes_per_token: Average::new(BYTES_PER_TOKEN),
+            uncached: Average::new(500.0),
+            own: Average::new(0.0),
+            others: Average::new(0.0),
+            credit: [Average::new(0.0); 2],
+            kept: Average::new(1.0),
+            decode: Slope::new(DECODE_SECONDS, PRIOR_REQUESTS, BELIEVABLE_DECODE),
+        }
     }
 }
 
 impl Learnt {
-    pub(super) fn values(&self) -> Values {
-        *self.lock()
-    }
-
-    /// A first byte took so many seconds, of which `other` were not for tokens of prompts, with so many tokens to compute.
-    pub(super) fn first_byte(&self, tokens: f64, seconds: f64, other: f64) {
-        if tokens >= LEAST_TOKENS {
-            let mut values = self.lock();
-            learn(&mut values.seconds_per_token, (seconds - other) / tokens, BELIEVABLE_SECONDS);
-        }
+    /// A first byte took so many seconds, with so many tokens to compute.
+    pub(super) fn first_byte(&mut self, tokens: f64, seconds: f64) {
+        self.prefill.learn(tokens, seconds);
     }
 
     /// A prompt of so many bytes has so many tokens.
-    pub(super) fn prompt(&self, bytes: f64, tokens: f64) {
+    pub(super) fn prompt(&mut self, bytes: f64, tokens: f64) {
         if tokens >= LEAST_TOKENS {
-            learn(&mut self.lock().bytes_per_token, bytes / tokens, BELIEVABLE_BYTES);
+            self.bytes_per_token.learn_within(bytes / tokens, BELIEVABLE_BYTES);
         }
     }
 
-    /// Of what was not known to be at the first choice, so much was there.
-    pub(super) fn credit(&self, share: f64) {
-        let mut values = self.lock();
-        values.credit += WEIGHT * (share.clamp(0.0, 1.0) - values.credit);
+    /// An answer's tokens came in so many seconds, with so many requests in flight.
+    pub(super) fn generated(&mut self, tokens: f64, seconds: f64, requests: f64) {
+        if tokens >= LEAST_GENERATED {
+            self.decode.learn(requests, seconds / (tokens - 1.0));
+        }
+    }
+
+    /// Its engine was seen with so many requests in flight.
+    pub(super) fn in_flight(&mut self, own: f64, others: f64) {
+        self.own.learn(own, WEIGHT);
+        self.others.learn(others, WEIGHT);
     }
 
     /// A request with so many tokens to compute was sent.
-    pub(super) fn sent(&self, uncached: f64) {
-        let mut values = self.lock();
-        values.uncached += WEIGHT * (uncached - values.uncached);
+    pub(super) fn sent(&mut self, uncached: f64) {
+        self.uncached.learn(uncached, WEIGHT);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Values> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn learn(value: &mut f64, sample: f64, [least, most]: [f64; 2]) {
-    if sample.is_finite() {
-        // Less than nothing is what other times were overestimated by: less than was believed.
-        let sample = sample.clamp(*value / SURPRISE, *value * SURPRISE);
-        *value = (*value + WEIGHT * (sample - *value)).clamp(least, most);
+    /// Of what was beyond, so much was there; it counts as much as so many answers.
+    pub(super) fn found_beyond(&mut self, beyond: Beyond, share: f64, answers: f64) {
+        self.credit[beyond as usize].learn(share.clamp(0.0, 1.0), WEIGHT * answers);
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What is taken for true of one engine, among its fellows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Values {
+    /// By its own answers, but no less than its weight promises.
+    pub(super) seconds_per_token: f64,
+    pub(super) bytes_per_token: f64,
+    /// What a request in flight costs the next one, in seconds.
+    pub(super) decode_seconds: f64,
+    /// Of what is thought to be there, the share that is found.
+    pub(super) kept: f64,
+}
 
-    #[test]
-    fn a_rate_is_found_from_far_and_outliers_do_not_move_it() {
-        for truth in [10e-6, 32e-6, 400e-6] {
-            let learnt = Learnt::default();
-            for number in 0..600 {
-                let seconds = 2_000.0 * truth * if number % 20 == 0 { 1_000.0 } else { 1.0 };
-                learnt.first_byte(2_000.0, seconds + 0.02, 0.02);
-            }
-            let found = learnt.values().seconds_per_token;
-            assert!((found / truth - 1.0).abs() < 0.25, "{truth}: {found}");
+/// What several engines have learnt together. What one has not learnt yet is as with its fellows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Together {
+    seconds_per_token: f64,
+    bytes_per_token: f64,
+    decode_seconds: f64,
+    credit: [f64; 2],
+    /// Tokens that are to be computed for a request.
+    pub(super) uncached: f64,
+    /// Of all requests in flight, the share that is others'; `None` where that cannot be seen.
+    pub(super) others: Option<f64>,
+}
+
+impl Together {
+    /// Of engines with these weights, relative to their mean.
+    pub(super) fn of<'a>(all: impl Iterator<Item = (&'a Learnt, f64)> + Clone) -> Self {
+        let start = Learnt::default();
+        let mean = |of: fn(&Learnt) -> Average| Average::mean(all.clone().map(|(learnt, _)| of(learnt))).unwrap_or(of(&start).value);
+        // At a weight of 1.
+        let seconds = |(learnt, weight): (&Learnt, f64)| {
+            let Average { value, answers } = learnt.prefill.average();
+            Average { value: value * weight, answers }
+        };
+        Self {
+            seconds_per_token: Average::mean(all.clone().map(seconds)).unwrap_or(SECONDS_PER_TOKEN),
+            bytes_per_token: mean(|learnt| learnt.bytes_per_token),
+            decode_seconds: mean(|learnt| learnt.decode.average()),
+            credit: [mean(|learnt| learnt.credit[0]), mean(|learnt| learnt.credit[1])],
+            uncached: mean(|learnt| learnt.uncached),
+            others: {
+                let [own, others] =
+                    all.clone().fold([0.0; 2], |[own, others], (learnt, _)| [own + learnt.own.value, others + learnt.others.value]);
+                (own + others > 0.0).then(|| others / (own + others))
+            },
         }
     }
 
-    #[test]
-    fn nonsense_is_not_learnt() {
-        let learnt = Learnt::default();
-        for nonsense in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
-            if !nonsense.is_finite() {
-                learnt.first_byte(1_000.0, nonsense, 0.0);
-                learnt.prompt(nonsense, 1_000.0);
-            }
-            learnt.credit(0.0);
+    /// What is taken for true of one of them.
+    pub(super) fn values(&self, own: &Learnt, weight: f64) -> Values {
+        let promised = self.seconds_per_token / weight;
+        // Slower than its weight promises counts. Where it is faster the weight is what an operator wants: less than it could take.
+        let seconds_per_token = own.prefill.average().or(promised).max(promised);
+        Values {
+            seconds_per_token,
+            bytes_per_token: own.bytes_per_token.or(self.bytes_per_token),
+            decode_seconds: STEPS * own.decode.average().or(self.decode_seconds).min(MOST_DECODE_TOKENS * seconds_per_token),
+            kept: own.kept.value,
         }
-        let values = learnt.values();
-        assert_eq!((values.seconds_per_token, values.bytes_per_token, values.credit), (SECONDS_PER_TOKEN, BYTES_PER_TOKEN, 0.0));
-        for _ in 0..10_000 {
-            learnt.first_byte(1_000.0, 1e9, 0.0);
-        }
-        assert_eq!(learnt.values().seconds_per_token, BELIEVABLE_SECONDS[1]);
+    }
+
+    /// Of what is beyond, the share that is likely to be found.
+    pub(super) fn credit(&self, beyond: Beyond) -> f64 {
+        self.credit[beyond as usize]
     }
 }

@@ -4,6 +4,8 @@
 //! others wait for it as well; what its batch slows it down; and a little for not being the key's first choice, so that routers which know nothing of each
 //! other look for the same thing in the same place. (That a replica which has just come takes its share by and by is the fleet's: it is no candidate for some.)
 
+mod candidate;
+mod check;
 mod forecast;
 mod holdings;
 mod learnt;
@@ -14,17 +16,19 @@ use std::time::{Duration, Instant};
 
 use rand::Rng;
 
-pub use forecast::Forecast;
+pub use forecast::{Forecast, Turn, Verdict};
 pub use picture::Report;
 
 use super::least_outstanding::LeastOutstanding;
-use super::memories::Keys;
+use super::prefix_aware::PrefixAware;
 use super::sight::Sight;
-use super::{Aim, Candidates, Choice, Insight, Reason, Settings, Strategy};
+use super::{Aim, Candidates, Choice, Insight, PictureInsight, Reason, Settings, Strategy};
 use crate::fleet::{Pool, Replica};
-use crate::request::{Ask, Boundaries, Boundary, Chunks};
-use learnt::{Learnt, Values};
-use picture::{Picture, Pictures};
+use crate::request::{Ask, Boundaries, Boundary, Chunks, Usage};
+use candidate::{Candidate, Cost, Field};
+pub(super) use learnt::Beyond;
+use learnt::{Together, Values};
+use picture::Pictures;
 
 /// What of a prompt has to be computed counts so many times: the others wait for it, too.
 const OWN: f64 = 2.0;
@@ -33,112 +37,113 @@ const OWN: f64 = 2.0;
 /// Otherwise all that begins alike stays where it was first.
 const COMMON: f64 = 0.1;
 
-/// What each request in flight adds, in seconds: the batch is slower by it, for as long as the newcomer is there.
-const DECODE: f64 = 2e-3;
-
-/// What it costs not to be the key's first choice, in seconds; twice as much not to be its second either.
+/// What it costs not to be the key's first choice, in seconds; twice as much not to be its second either. No less than so many tokens of a prompt take.
 const RANK: f64 = 20e-3;
+const RANK_TOKENS: f64 = 300.0;
+
+/// That is so much more where the key is sure to repeat, for each router that sends to these replicas: what comes again is best looked for where all look.
+const AGREEMENT: f64 = 4.0;
+
+/// What the first choice would have to compute and goes elsewhere is computed again for those who look for it there, so many times, as far as the key
+/// repeats and others send what repeats.
+const ASTRAY: f64 = 8.0;
+
+/// Of all requests, so much is taken for others' where nobody says how many routers there are and no engine shows it.
+const UNKNOWN_OTHERS: f64 = 0.5;
 
 /// No answer that comes whole is expected to begin later, in seconds.
 const LONGEST: f64 = 600.0;
 
-/// Where a replica holds less than this part of a prompt, what is found there tells what other routers have sent.
-const HARDLY_ANY: usize = 10;
-
-/// Shorter prompts, in tokens, say nothing of what others have sent.
-const LEAST_PROMPT: f64 = 64.0;
-
 pub(super) struct CacheAware {
-    keys: Keys,
     pictures: Pictures,
-    learnt: Learnt,
+    /// Counts keys; and places requests for as long as the pictures are wrong.
+    ring: PrefixAware,
     routers: u32,
-}
-
-/// A candidate, as it is when the choice is made.
-struct Candidate<'a> {
-    replica: &'a Arc<Replica>,
-    picture: Arc<Picture>,
-    /// Its place in the key's order.
-    rank: usize,
-    /// Bytes at the beginning of the prompt that it holds.
-    held: usize,
-    /// Tokens that it has still to compute.
-    ahead: f64,
-    /// Requests in flight there.
-    outstanding: f64,
-    /// Relative to the mean.
-    weight: f64,
-}
-
-/// What it would cost to go there.
-struct Cost {
-    seconds: f64,
-    uncached: f64,
-    other: f64,
 }
 
 impl CacheAware {
     pub(super) fn new(settings: &Settings) -> Self {
-        Self {
-            keys: Keys::new(settings.prefix_length),
-            pictures: Pictures::new(settings.index_memory),
-            learnt: Learnt::default(),
-            routers: settings.routers,
-        }
+        Self { pictures: Pictures::new(settings.index_memory), ring: PrefixAware::new(settings), routers: settings.routers }
     }
 
-    fn look<'a>(&self, sight: &Sight, chunks: &Chunks, candidates: &Candidates<'a>, values: &Values) -> Vec<Candidate<'a>> {
-        let (sum, count) = candidates.regardless_of_room().fold((0, 0), |(sum, count), one| (sum + one.weight(), count + 1));
-        let mean = sum as f64 / f64::from(count.max(1));
-        // The key's order first: the first of equals is taken.
-        let order = candidates.order_regardless_of_room(sight.key).enumerate();
-        let look = |(rank, replica): (usize, &'a Arc<Replica>)| {
-            let (picture, mut outstanding) = (self.pictures.of(replica), replica.outstanding() as f64);
-            let (held, mut ahead, others) = {
-                let state = picture.state();
-                (state.matched(chunks), state.ahead(candidates.now()), state.others(candidates.now()))
-            };
-            match others {
-                Some([running, waiting]) => {
-                    outstanding += running + waiting;
-                    ahead += waiting * values.uncached;
-                }
-                // Of others nothing is known but that they are there: they send what this one sends.
-                None => {
-                    let routers = f64::from(self.routers.max(1));
-                    (outstanding, ahead) = (outstanding * routers, ahead * routers);
-                }
-            }
-            Candidate { replica, picture, rank, held, ahead, outstanding, weight: replica.weight() as f64 / mean }
-        };
-        order.filter(|(_, replica)| !candidates.is_full(replica)).map(look).collect()
+    /// Whether others send requests to these replicas as well, as far as anybody says.
+    fn shares(&self) -> bool {
+        self.routers != 1
+    }
+
+    /// What is expected of a request that goes to `chosen`, with what it costs there and, at the least, elsewhere. From now on it counts there.
+    fn expect(&self, way: &Way<'_, '_>, chosen: &Candidate<'_>, cost: &Cost, elsewhere: f64) -> Box<Forecast> {
+        let Way { sight, chunks, field, candidates } = way;
+        let tokens = chosen.ahead + cost.uncached;
+        let seconds = cost.values.seconds_per_token * tokens + cost.other;
+        let until = (!sight.streams).then(|| candidates.now() + Duration::from_secs_f64(seconds.min(LONGEST)));
+        let ticket = chosen.picture.state().expect(Arc::clone(chunks), cost.uncached, until);
+        let is_there = self.shares() && chosen.rank == field.beyond.1 && !candidates.is_another_try();
+        Box::new(Forecast {
+            picture: Arc::clone(&chosen.picture),
+            ticket,
+            prompt_bytes: chunks.bytes,
+            held_bytes: chosen.held,
+            expected_bytes: cost.expected,
+            tokens,
+            seconds_per_token: cost.values.seconds_per_token,
+            outstanding: chosen.outstanding,
+            saves: elsewhere - cost.seconds,
+            beyond: is_there.then_some(field.beyond.0),
+            streams: sight.streams,
+            is_text: !chunks.is_opaque,
+        })
     }
 }
 
-impl Candidate<'_> {
-    fn cost(&self, sight: &Sight, chunks: &Chunks, values: &Values) -> Cost {
-        let tokens = |bytes: usize| bytes as f64 / values.bytes_per_token;
-        let credited = if self.rank == 0 { values.credit * tokens(chunks.bytes - self.held) } else { 0.0 };
-        let uncached = (tokens(chunks.bytes - self.held) - credited).max(1.0);
-        // Boundaries do not count tools, which come before all else.
-        let common = if sight.hot > 0 { (sight.hot as usize + chunks.tools).min(chunks.bytes) } else { 0 };
-        let common = tokens(common.saturating_sub(self.held)).min(uncached);
-        let other = DECODE * self.outstanding / self.weight;
-        let compute = values.seconds_per_token * (self.ahead + OWN * (uncached - (1.0 - COMMON) * common)) / self.weight;
-        Cost { seconds: compute + other + RANK * self.rank.min(2) as f64, uncached, other }
+/// A request, and where it may go.
+struct Way<'a, 'b> {
+    sight: &'b Sight,
+    chunks: &'b Arc<Chunks>,
+    field: Field<'a>,
+    candidates: &'b Candidates<'a>,
+}
+
+impl<'a> Way<'a, '_> {
+    /// The candidate that costs least, what it costs, and what the next one would.
+    fn cheapest(&self) -> Option<(&Candidate<'a>, Cost, f64)> {
+        let mut best: Option<(&Candidate<'_>, Cost)> = None;
+        let mut next = f64::INFINITY;
+        for candidate in &self.field.all {
+            let cost = self.field.cost(candidate, self.sight, self.chunks);
+            match &mut best {
+                Some((_, least)) if cost.seconds >= least.seconds => next = next.min(cost.seconds),
+                best => {
+                    next = best.as_ref().map_or(next, |(_, least)| least.seconds);
+                    *best = Some((candidate, cost));
+                }
+            }
+        }
+        best.map(|(candidate, cost)| (candidate, cost, next))
+    }
+
+    /// Why a request goes to that one.
+    fn reason(&self, chosen: &Candidate<'_>) -> Reason {
+        let of_first = self.field.all.first().filter(|first| first.rank == 0).map_or(0, |first| first.held);
+        match chosen.rank {
+            0 if self.candidates.home(self.sight.key).is_none() => Reason::Failover,
+            0 => Reason::Home,
+            _ if chosen.held > of_first => Reason::Cached,
+            _ => Reason::Overflow,
+        }
     }
 }
 
 impl Strategy for CacheAware {
     fn aim(&self, ask: &Ask, boundaries: &Boundaries, pool: &Pool) -> Aim {
-        self.keys
-            .look(boundaries, pool)
-            .map_or(Aim::NoKey, |sight: Sight| Aim::ByKey(Sight { chunks: ask.chunks.clone(), streams: ask.streams, ..sight }))
+        match self.ring.aim(ask, boundaries, pool) {
+            Aim::ByKey(sight) => Aim::ByKey(Sight { chunks: ask.chunks.clone(), streams: ask.streams, ..sight }),
+            other => other,
+        }
     }
 
     fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
-        self.keys.is_enough(boundary, pool)
+        self.ring.is_enough(boundary, pool)
     }
 
     fn wants_chunks(&self) -> bool {
@@ -146,74 +151,64 @@ impl Strategy for CacheAware {
     }
 
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
-        let (Aim::ByKey(sight @ Sight { chunks: Some(chunks), .. }), now) = (aim, candidates.now()) else {
+        let Aim::ByKey(sight @ Sight { chunks: Some(chunks), .. }) = aim else {
             let choice = LeastOutstanding.choose(aim, candidates, rng)?;
             return Some(Choice { reason: Reason::NoKey, ..choice });
         };
-        let values = self.learnt.values();
-        let all = self.look(sight, chunks, candidates, &values);
-        let mut best: Option<(&Candidate<'_>, Cost)> = None;
-        for candidate in &all {
-            let cost = candidate.cost(sight, chunks, &values);
-            if best.as_ref().is_none_or(|(_, least)| cost.seconds < least.seconds) {
-                best = Some((candidate, cost));
-            }
+        let field = Field::look(sight, chunks, candidates, &self.pictures, self.routers);
+        let way = Way { sight, chunks, field, candidates };
+        let (best, cost, next) = way.cheapest()?;
+        if !way.field.is_wrong() {
+            let forecast = self.expect(&way, best, &cost, next);
+            return Some(Choice { forecast: Some(forecast), ..Choice::new(best.replica.lease(), way.reason(best)) });
         }
-        let (Candidate { replica, picture, rank, held, ahead, weight, .. }, Cost { uncached, other, .. }) = best?;
-        let tokens = ahead + uncached;
-        let seconds = values.seconds_per_token * tokens / weight + other;
-        let until = (!sight.streams).then(|| now + Duration::from_secs_f64(seconds.min(LONGEST)));
-        let ticket = picture.state().expect(Arc::clone(chunks), uncached, until);
-        self.learnt.sent(uncached);
-        let is_home = *rank == 0 && candidates.home(sight.key).is_some();
-        let of_first = all.first().filter(|first| first.rank == 0).map_or(0, |first| first.held);
-        let reason = match rank {
-            0 if !is_home => Reason::Failover,
-            0 => Reason::Home,
-            _ if *held > of_first => Reason::Cached,
-            _ => Reason::Overflow,
-        };
-        let forecast = Forecast {
-            picture: Arc::clone(picture),
-            ticket,
-            prompt_bytes: chunks.bytes,
-            held_bytes: *held,
-            tokens,
-            other_seconds: other,
-            weight: *weight,
-            // With one router alone nothing of it is there, then.
-            shows_others: is_home && held * HARDLY_ANY < chunks.bytes && !candidates.is_another_try() && self.routers != 1,
-            streams: sight.streams,
-            is_text: !chunks.is_opaque,
-        };
-        Some(Choice { forecast: Some(Box::new(forecast)), ..Choice::new(replica.lease(), reason) })
+        let choice = self.ring.choose(aim, candidates, rng)?;
+        let taken = way.field.all.iter().find(|one| one.replica.is(choice.lease.replica()));
+        let forecast = taken.map(|taken| {
+            let elsewhere = if taken.rank == best.rank { next } else { cost.seconds };
+            self.expect(&way, taken, &way.field.cost(taken, sight, chunks), elsewhere)
+        });
+        Some(Choice { forecast, ..choice })
     }
 
-    fn insight(&self, pool: &Pool, _: Instant) -> Insight {
-        Insight { thresholds: Vec::new(), reuse: self.keys.reuse(pool.name()) }
-    }
-
-    fn began(&self, forecast: &Forecast, took: Duration) {
-        forecast.picture.state().begin(forecast.ticket);
-        if forecast.streams {
-            self.learnt.first_byte(forecast.tokens / forecast.weight, took.as_secs_f64(), forecast.other_seconds);
+    fn insight(&self, pool: &Pool, now: Instant) -> Insight {
+        let members = pool.members();
+        let mean = members.iter().map(|member| member.weight() as f64).sum::<f64>() / members.len().max(1) as f64;
+        let known = members.iter().filter_map(|member| {
+            let picture = self.pictures.known(member)?;
+            let (learnt, is_wrong, held, ahead) = {
+                let state = picture.state();
+                (state.learnt, state.check.is_wrong(), state.holdings.bytes(), state.ahead(now))
+            };
+            Some((member.incarnation(), learnt, member.weight() as f64 / mean, is_wrong, held, ahead))
+        });
+        let known: Vec<_> = known.collect();
+        let together = Together::of(known.iter().map(|(_, learnt, weight, ..)| (learnt, *weight)));
+        let pictures = known.iter().map(|&(incarnation, learnt, weight, is_wrong, held_bytes, ahead_tokens)| {
+            let Values { seconds_per_token, bytes_per_token, decode_seconds, kept } = together.values(&learnt, weight);
+            PictureInsight { incarnation, seconds_per_token, decode_seconds, bytes_per_token, kept, is_wrong, held_bytes, ahead_tokens }
+        });
+        let credit = [Beyond::Nothing, Beyond::Known].map(|beyond| together.credit(beyond));
+        // It has no gate, and so no threshold, as long as it does not lean on the ring.
+        Insight {
+            thresholds: Vec::new(),
+            pictures: pictures.collect(),
+            credit: (!known.is_empty()).then_some(credit),
+            others: together.others,
+            ..self.ring.insight(pool, now)
         }
     }
 
-    fn answered(&self, forecast: &Forecast, prompt_tokens: u64, cached_tokens: Option<u64>) {
-        let prompt = prompt_tokens as f64;
-        if forecast.is_text {
-            self.learnt.prompt(forecast.prompt_bytes as f64, prompt);
-        }
-        if let (Some(cached), true) = (cached_tokens, forecast.shows_others)
-            && prompt >= LEAST_PROMPT
-        {
-            self.learnt.credit(cached as f64 / prompt);
-        }
+    fn began(&self, forecast: &Forecast, took: Option<Duration>) {
+        forecast.picture.state().begin(forecast, took);
     }
 
-    fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
-        self.pictures.of(replica).hear(replica, report, now);
+    fn answered(&self, forecast: &Forecast, usage: &Usage, generating: Option<Duration>, outstanding: u64) -> Option<Verdict> {
+        forecast.picture.state().answered(forecast, usage, generating, outstanding as f64)
+    }
+
+    fn hear(&self, replica: &Replica, report: &Report, now: Instant) -> Option<Verdict> {
+        self.pictures.of(replica).hear(replica, report, self.shares(), now)
     }
 
     fn restarted(&self, replica: &Replica) {

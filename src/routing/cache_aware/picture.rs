@@ -4,16 +4,21 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use super::check::Check;
+use super::forecast::{Forecast, Verdict};
 use super::holdings::{BYTES_OF_ENTRY, Holdings};
-use super::learnt::BYTES_PER_TOKEN;
+use super::learnt::Learnt;
 use crate::fleet::{ByIncarnation, Incarnation, Replica};
-use crate::request::{Chunks, end_of};
+use crate::request::{Chunks, Usage, end_of};
 
 /// A cache of which nothing is known holds so many tokens.
 const UNKNOWN_CACHE: u64 = 400_000;
 
 /// Of a cache, so much is taken for what holds prompts of this router's: the rest is answers, and what others send.
 const PART_OF_CACHE: f64 = 0.8;
+
+/// Fewer tokens to compute hardly slow others down.
+const LITTLE: f64 = 4_000.0;
 
 /// What an engine says of itself counts for so long.
 const FRESH: Duration = Duration::from_secs(10);
@@ -27,6 +32,8 @@ pub struct Report {
     pub waiting: Option<u64>,
     /// Tokens that its cache has room for.
     pub cache_tokens: Option<u64>,
+    /// Tokens of prompts that it looked up in its cache since the last report, and those that it found.
+    pub looked_up: Option<[u64; 2]>,
 }
 
 /// What is thought of a replica.
@@ -44,6 +51,12 @@ pub(super) struct State {
     tickets: u64,
     /// Of other routers' requests, how many run and wait there, and since when that is known.
     others: Option<(Instant, [f64; 2])>,
+    /// Whether its engine has ever said anything of itself: then it says so too when it has begun anew.
+    is_heard: bool,
+    /// How often it had come back when it was last looked at.
+    returns: u64,
+    pub(super) learnt: Learnt,
+    pub(super) check: Check,
 }
 
 /// A request whose prompt is being computed, as far as is known.
@@ -51,14 +64,23 @@ pub(super) struct State {
 struct Pending {
     chunks: Arc<Chunks>,
     tokens: f64,
-    /// Of an answer that comes whole, and so begins only when it ends: when its prompt should be computed.
+    /// Of an answer whose beginning says nothing of its prompt: when that should be computed.
     until: Option<Instant>,
 }
 
 impl Picture {
     fn new(replica: &Replica, most_entries: usize) -> Self {
-        let holdings = Holdings::new(bytes(UNKNOWN_CACHE), most_entries);
-        let state = State { holdings, pending: BTreeMap::new(), tickets: 0, others: None };
+        let mut state = State {
+            holdings: Holdings::new(0, most_entries),
+            pending: BTreeMap::new(),
+            tickets: 0,
+            others: None,
+            is_heard: false,
+            returns: replica.returns(),
+            learnt: Learnt::default(),
+            check: Check::default(),
+        };
+        state.resize(UNKNOWN_CACHE);
         Self { incarnation: replica.watch(), state: Mutex::new(state) }
     }
 
@@ -68,21 +90,37 @@ impl Picture {
     }
 
     /// Takes note of what the engine says of itself.
-    pub(super) fn hear(&self, replica: &Replica, report: &Report, now: Instant) {
+    pub(super) fn hear(&self, replica: &Replica, report: &Report, shows_others: bool, now: Instant) -> Option<Verdict> {
         let mut state = self.state();
+        state.is_heard = true;
         if let (Some(running), Some(waiting)) = (report.running, report.waiting) {
             // An own request that waits for its first byte may run there already.
             let of_others = (running as f64 + waiting as f64 - replica.outstanding() as f64).max(0.0);
             let that_wait = (waiting as f64 - replica.waiting() as f64).clamp(0.0, of_others);
             state.others = Some((now, [of_others - that_wait, that_wait]));
+            state.learnt.in_flight(replica.outstanding() as f64, of_others);
         }
         if let Some(tokens) = report.cache_tokens {
-            state.holdings.resize(bytes(tokens));
+            state.resize(tokens);
         }
+        let State { check, learnt, .. } = &mut *state;
+        check.looked_up(report.looked_up, learnt, shows_others)
     }
 }
 
 impl State {
+    /// Its cache has room for so many tokens.
+    fn resize(&mut self, tokens: u64) {
+        self.holdings.resize((tokens as f64 * PART_OF_CACHE * self.learnt.bytes_per_token.value) as u64);
+    }
+
+    /// Takes note that the replica is looked at. Where it has come back, and does not say itself whether it has begun anew, it holds nothing.
+    pub(super) fn notice(&mut self, replica: &Replica) {
+        if std::mem::replace(&mut self.returns, replica.returns()) != self.returns && !self.is_heard {
+            self.holdings.clear();
+        }
+    }
+
     /// Bytes at the beginning of a prompt that it holds, or will when it comes to that prompt.
     pub(super) fn matched(&self, chunks: &Chunks) -> usize {
         let pending = self.pending.values().map(|pending| pending.chunks.common(chunks)).max().unwrap_or(0);
@@ -96,16 +134,46 @@ impl State {
 
     /// Takes note of a request that is sent there, and gives it a ticket.
     pub(super) fn expect(&mut self, chunks: Arc<Chunks>, tokens: f64, until: Option<Instant>) -> u64 {
+        self.learnt.sent(tokens);
         self.tickets += 1;
         self.pending.insert(self.tickets, Pending { chunks, tokens, until });
         self.tickets
     }
 
-    /// Its answer has begun, so its prompt is there.
-    pub(super) fn begin(&mut self, ticket: u64) {
-        if let Some(pending) = self.pending.remove(&ticket) {
+    /// A request's answer has begun, so long after it was sent, where that tells how long the prompt took.
+    pub(super) fn begin(&mut self, forecast: &Forecast, took: Option<Duration>) {
+        self.check.begun(forecast);
+        if let (Some(took), true) = (took, forecast.streams) {
+            self.learnt.first_byte(forecast.tokens, took.as_secs_f64());
+            if let Some(pending) = self.pending.remove(&forecast.ticket) {
+                self.holdings.insert(&pending.chunks);
+            }
+        } else if let Some(pending) = self.pending.get(&forecast.ticket) {
+            // It counts as being computed for as long as was expected, or until it is over.
             self.holdings.insert(&pending.chunks);
         }
+    }
+
+    /// An answer is over and has said what it took, after it was generated for so long, if that can be told.
+    pub(super) fn answered(
+        &mut self,
+        forecast: &Forecast,
+        usage: &Usage,
+        generating: Option<Duration>,
+        now_outstanding: f64,
+    ) -> Option<Verdict> {
+        // Where prompts were computed meanwhile, that was slower for their sake.
+        let is_quiet = forecast.tokens < LITTLE && self.pending.is_empty();
+        if let (Some(tokens), Some(generating), true) = (usage.completion_tokens, generating, is_quiet) {
+            // Those that were there when it was sent, and those that are there now.
+            let requests = f64::midpoint(forecast.outstanding, now_outstanding);
+            self.learnt.generated(tokens as f64, generating.as_secs_f64(), requests);
+        }
+        if !forecast.is_text {
+            return None;
+        }
+        self.learnt.prompt(forecast.prompt_bytes as f64, usage.prompt_tokens as f64);
+        self.check.answered(forecast, usage, &mut self.learnt)
     }
 
     /// It is over; if its answer has not begun, nobody knows what became of its prompt.
@@ -117,10 +185,6 @@ impl State {
     pub(super) fn others(&self, now: Instant) -> Option<[f64; 2]> {
         self.others.filter(|(since, _)| now.saturating_duration_since(*since) < FRESH).map(|(_, others)| others)
     }
-}
-
-fn bytes(tokens: u64) -> u64 {
-    (tokens as f64 * PART_OF_CACHE * BYTES_PER_TOKEN) as u64
 }
 
 /// The pictures of all replicas, within one bound.

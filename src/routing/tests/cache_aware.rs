@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::*;
 use crate::request::{Ask, Boundary, Chunks, Key, Placement, end_of};
+use crate::routing::cache_aware::Beyond;
 
 const CHUNKS: usize = 60;
 
@@ -20,8 +21,17 @@ fn ask(tree: u64, common: usize, own: u64) -> Ask {
     }
 }
 
+fn usage(prompt_tokens: u64, cached_tokens: u64) -> Usage {
+    Usage { prompt_tokens, cached_tokens: Some(cached_tokens), completion_tokens: Some(20) }
+}
+
 fn cache_aware() -> Chooser {
-    Chooser::new(&Settings { strategy: StrategyName::CacheAware, ..Settings::default() })
+    one_of(1)
+}
+
+/// One of so many routers.
+fn one_of(routers: u32) -> Chooser {
+    Chooser::new(&Settings { strategy: StrategyName::CacheAware, routers, ..Settings::default() })
 }
 
 struct Way<'a> {
@@ -38,7 +48,7 @@ impl Way<'_> {
     }
 
     fn begins(&self, choice: &Choice) {
-        self.chooser.began(choice.forecast.as_ref().expect("one of each"), Duration::ZERO);
+        self.chooser.began(choice.forecast.as_ref().expect("one of each"), Some(Duration::from_millis(230)));
     }
 
     /// Who takes it, when nobody has anything to do.
@@ -96,7 +106,7 @@ fn a_prompt_goes_where_its_beginning_is_though_others_wait_there() {
     // Its first choice is idle, but would have to compute all of it.
     assert_eq!(way.sends(&ask(1, 50, 2)), (order[1], Reason::Cached));
     let forecast = elsewhere.forecast.as_ref().expect("one of each");
-    assert_eq!((forecast.held_bytes, forecast.prompt_bytes, forecast.shows_others), (0, end_of(CHUNKS), false));
+    assert_eq!((forecast.held_bytes, forecast.prompt_bytes, forecast.beyond), (0, end_of(CHUNKS), None));
     let again = way.send(&ask(1, 50, 3));
     assert_eq!(again.forecast.as_ref().map(|forecast| forecast.held_bytes), Some(end_of(50)));
     // Much more work there than it saves: what it lacks is computed elsewhere.
@@ -133,7 +143,7 @@ fn what_engines_say_of_others_counts_until_it_is_old() {
     let (scene, chooser) = (scene(&[(1, 0, true); 3]), cache_aware());
     let mut way = way(&scene, &chooser);
     let order = way.order(&ask(1, 0, 0));
-    let report = Report { running: Some(3), waiting: Some(4), cache_tokens: None };
+    let report = Report { running: Some(3), waiting: Some(4), ..Report::default() };
     chooser.hear(&scene.replica(order[0]), &report, way.now);
     assert_eq!(way.sends(&ask(1, 0, 0)).0, order[1], "four of another router wait there");
     way.now += Duration::from_secs(11);
@@ -163,7 +173,7 @@ fn an_engine_that_has_begun_anew_holds_nothing_and_a_small_one_little() {
 
 #[test]
 fn what_other_routers_leave_at_first_choices_is_learnt() {
-    let (scene, chooser) = (scene(&[(1, 0, true); 3]), cache_aware());
+    let (scene, chooser) = (scene(&[(1, 0, true); 3]), one_of(2));
     let way = way(&scene, &chooser);
     let order = way.order(&ask(1, 0, 0));
     let busy = |way: &Way<'_>| (0..3).map(|own| way.send(&ask(1, 0, own))).collect::<Vec<_>>();
@@ -171,11 +181,11 @@ fn what_other_routers_leave_at_first_choices_is_learnt() {
     for number in 0..400 {
         let mut choice = way.send(&ask(100 + number, 0, 0));
         let forecast = choice.forecast.as_mut().expect("one of each");
-        assert!(forecast.shows_others);
-        chooser.answered(forecast, 3_840, Some(3_800));
+        assert_eq!(forecast.beyond, Some(Beyond::Nothing));
+        chooser.answered(forecast, &usage(3_840, 3_800), None, 0);
         // Of what was sent elsewhere nothing is learnt.
-        forecast.shows_others = false;
-        chooser.answered(forecast, 3_840, Some(0));
+        forecast.beyond = None;
+        chooser.answered(forecast, &usage(3_840, 0), None, 0);
     }
     let kept = busy(&way);
     assert!(kept.iter().all(|choice| choice.lease.replica().incarnation() as usize == order[0]), "it is most likely there");
@@ -184,7 +194,7 @@ fn what_other_routers_leave_at_first_choices_is_learnt() {
 #[test]
 fn two_routers_that_know_nothing_of_each_other_look_in_the_same_place() {
     let scene = scene(&[(1, 0, true); 7]);
-    let routers = [cache_aware(), cache_aware()];
+    let routers = [one_of(2), one_of(2)];
     let ways = routers.each_ref().map(|chooser| way(&scene, chooser));
     for number in 0..600_u64 {
         let ask = ask(number % 90, 40, number);
@@ -219,8 +229,8 @@ proptest! {
             let forecast = choice.forecast.as_ref().expect("one of each");
             prop_assert!(forecast.held_bytes <= forecast.prompt_bytes && forecast.tokens >= 1.0);
             match end {
-                0 | 1 => chooser.began(forecast, Duration::from_millis(u64::from(end) * own)),
-                2 => chooser.answered(forecast, own, Some(own * 2)),
+                0 | 1 => chooser.began(forecast, (end == 0).then(|| Duration::from_millis(own))),
+                2 => drop(chooser.answered(forecast, &usage(own, own * 2), Some(Duration::from_millis(own)), own)),
                 _ => {}
             }
             kept.insert(number % 20, choice);
@@ -229,7 +239,7 @@ proptest! {
         prop_assert!(scene.snapshot.replicas().iter().all(|replica| replica.outstanding() + replica.waiting() == 0));
         // Nobody has anything left to compute, so there is nothing to wait for.
         let choice = way.send(&ask(99, 0, 0));
-        prop_assert!(choice.forecast.as_ref().is_some_and(|forecast| forecast.tokens <= forecast.prompt_bytes as f64 / 0.5 && forecast.other_seconds == 0.0));
+        prop_assert!(choice.forecast.as_ref().is_some_and(|forecast| forecast.tokens <= forecast.prompt_bytes as f64 / 0.5));
         prop_assert_eq!(choice.lease.replica().incarnation() as usize, way.order(&ask(99, 0, 0))[0]);
     }
 }
@@ -241,8 +251,9 @@ fn weights_are_relative() {
         let way = way(&scene, &chooser);
         for tree in 0..20 {
             let choice = way.send(&ask(tree, 0, 0));
-            let weight = choice.forecast.as_ref().map(|forecast| forecast.weight);
-            assert_eq!(weight, Some([0.5, 1.5, 1.0][choice.lease.replica().incarnation() as usize]), "{factor}");
+            let speed = choice.forecast.as_ref().map(|forecast| forecast.seconds_per_token);
+            let expected = 60e-6 / [0.5, 1.5, 1.0][choice.lease.replica().incarnation() as usize];
+            assert!(speed.is_some_and(|speed| (speed / expected - 1.0).abs() < 1e-9), "{factor}: {speed:?}");
         }
     }
 }
