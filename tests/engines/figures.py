@@ -44,13 +44,13 @@ def line(result):
     )
 
 
-HEAD = ["workload", "strategy", "found in cache", "TTFT p50 / p90 ms", "requests/s", "share", "overflow", "predicted of what was found"]
+HEAD = ["workload", "seed", "strategy", "found in cache", "TTFT p50 / p90 ms", "requests/s", "share", "overflow", "predicted of what was found"]
 
 
 def row(result):
     ttft = result["ttft_ms"]
     return [
-        result["workload"], title(result["strategy"], result["routers"]), f"{result['token_hit_rate']:.1%}", f"{ttft['p50']:,.0f} / {ttft['p90']:,.0f}",
+        result["workload"], result["seed"], title(result["strategy"], result["routers"]), f"{result['token_hit_rate']:.1%}", f"{ttft['p50']:,.0f} / {ttft['p90']:,.0f}",
         f"{result['requests_per_second']:.1f}", share(result), result["overflow"], forecast(result),
     ]  # fmt: skip
 
@@ -58,7 +58,7 @@ def row(result):
 def main():
     from rig import table
 
-    # Workload by workload, each in the order in which it was measured.
+    # Workload by workload, each in the order of its measurement.
     results = sorted(read(sys.argv[1]), key=lambda result: result["workload"], reverse=True)
     print((table.markdown if "--markdown" in sys.argv else table.text)(HEAD, [row(result) for result in results]))
 

@@ -97,6 +97,7 @@ def run(f, name, sessions, clients, seed):
     assert hits == sum(cached.values()), f"the engines count {hits} tokens found, their answers {dict(cached)}"
     return {
         "workload": name,
+        "seed": seed,
         "routers": len(f.clients),
         "requests": len(done),
         "sessions": len(sessions),
