@@ -1,18 +1,16 @@
 """The replicas, the prompts and the clients."""
 
-import http.client
 import json
 import os
 import random
 import subprocess
-import threading
 import time
 import urllib.request
 
 import peers
-from peers import CACHE, HERE, OHA, REPLICA_PORTS, STREAM_CLIENT, STUB
+from peers import CACHE, HERE, OHA, PROMPT_CLIENT, REPLICA_PORTS, STREAM_CLIENT, STUB
 
-SIZES = {"1k": 1 << 10, "8k": 8 << 10, "32k": 32 << 10, "256k": 256 << 10}
+SIZES = {"1k": 1 << 10, "32k": 32 << 10, "256k": 256 << 10}
 # A prime: were it a multiple of the number of replicas, round robin would send each prefix to one replica all the time.
 PREFIXES = 61
 CONNECTIONS = 32
@@ -48,18 +46,6 @@ def bodies(workload):
         prefixes = [f"pfx-{number:06d} {words(rng, int(size * 0.88))}" for number in range(PREFIXES)]
         rounds = 4 if size < 100_000 else 1
         lines = [chat(prefix, f"{rng.random()} {words(rng, int(size * 0.03))}", stream) for _ in range(rounds) for prefix in prefixes]
-        write(file, lines)
-    return file
-
-
-def distinct_bodies(count):
-    """The same with prompts of 8 KB of which no two begin alike."""
-    file = CACHE / f"bodies-distinct-{count}.txt"
-    if not file.exists():
-        rng = random.Random(3)
-        text = words(rng, 400_000)
-        starts = [rng.randrange(390_000) for _ in range(count)]
-        lines = [chat(f"{rng.getrandbits(128):x} pfx-{number % 10**6:06d} {text[at : at + 7_900]}", "?", False) for number, at in enumerate(starts)]
         write(file, lines)
     return file
 
@@ -191,28 +177,24 @@ class StreamClient:
         self.process.wait()
 
 
-def send_once(port, file, connections=16):
-    """Each body of the file once. Gives how many answers there were of each status; run as a process of its own, see `run send`."""
-    lines = file.read_text().splitlines()
-    counts, lock = {}, threading.Lock()
+class PromptClient:
+    """So many prompts of so many bytes, of which no two begin alike."""
 
-    def send(first):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        for line in lines[first::connections]:
-            try:
-                connection.request("POST", "/v1/chat/completions", line.encode(), {"content-type": "application/json"})
-                answer = connection.getresponse()
-                answer.read()
-                outcome = str(answer.status)
-            except (OSError, http.client.HTTPException) as error:
-                outcome = type(error).__name__
-                connection.close()
-            with lock:
-                counts[outcome] = counts.get(outcome, 0) + 1
+    def __init__(self, target, count, size, cores, connections=16):
+        command = ["taskset", "-c", cores, PROMPT_CLIENT, target.port, count, connections, size]
+        self.process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return counts
+    def tenths(self):
+        """Gives how many are answered, after each tenth of them."""
+        for line in self.process.stdout:
+            if line.startswith("done "):
+                yield int(line.split()[1])
+            else:
+                self.outcomes = json.loads(line)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()

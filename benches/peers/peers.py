@@ -17,6 +17,7 @@ CACHE = pathlib.Path(os.environ.get("PEERS") or pathlib.Path.home() / ".cache/pr
 LOGS = CACHE / "run"
 STUB = CACHE / "target/release/stub"
 STREAM_CLIENT = CACHE / "target/release/streamclient"
+PROMPT_CLIENT = CACHE / "target/release/promptclient"
 OHA = CACHE / "oha/bin/oha"
 
 PACKAGES = {"wrk": "wrk", "haproxy": "haproxy", "nginx": "nginx-light"}
@@ -250,14 +251,14 @@ def stat_fields(path):
         return None
 
 
-def ours(name="ours", workers=1, replica_urls=None, **settings):
+def ours(name="ours", port=8200, workers=1, replica_urls=None, **settings):
     """Our router with everything on that it has in production: prefixes read, metrics, a log line for each request."""
 
     def command(target):
         return [build_router(), "serve", "--listen", f"127.0.0.1:{target.port}", "--admin", f"127.0.0.1:{target.port + 100}"]
 
     settings = {"strategy": "prefix_aware", "access_log": "true", "worker_threads": workers, "replicas": ",".join(replica_urls or urls()), **settings}
-    return Target(name, 8200, command, **{f"PREFIX_ROUTER_{key.upper()}": str(value) for key, value in settings.items()})
+    return Target(name, port, command, **{f"PREFIX_ROUTER_{key.upper()}": str(value) for key, value in settings.items()})
 
 
 def targets():
@@ -277,4 +278,5 @@ def targets():
         Target("vllm-chash", 8121, vllm("consistent_hash")),
         Target("vllm-cache", 8122, vllm("cache_aware")),
         ours(),
+        ours("ours-cache", 8201, strategy="cache_aware"),
     ]

@@ -12,6 +12,7 @@ from fleet import until, words
 GREEDY = {"temperature": 0, "max_tokens": 48}
 VARIED = {**GREEDY, "presence_penalty": 2, "frequency_penalty": 2}
 PREFIX_LENGTH = 4096  # what the router is started with
+USES = 4  # from the fifth on, of so few prompts in all, the automatic length takes a beginning for common and looks behind it
 
 
 class Skip(Exception):
@@ -162,7 +163,7 @@ def check_equal_prefixes_share_a_home(f):
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         heads = [words(f"home {key}", 1200)[:PREFIX_LENGTH] for key in range(8)]
-        prompts = [[head + words(f"tail {key} {n}", 200) for key, head in enumerate(heads)] for n in range(5)]
+        prompts = [[head + words(f"tail {key} {n}", 200) for key, head in enumerate(heads)] for n in range(USES)]
         # In turn, since a prefix that is most of the traffic is no key where the length is worked out. The first of each alone, so that the others
         # find its blocks.
         rounds = [[ask(prompt) for prompt in prompts[0]], *(list(pool.map(ask, some)) for some in prompts[1:])]
@@ -181,7 +182,38 @@ def check_equal_prefixes_share_a_home(f):
         return all(n[r] - b[r] == said[r] for n, b, said in zip(now, before, (asked, cached)) for r in f.replicas)
 
     until(agree, 5, f"the engines' counters agree with the answers: queries {asked}, hits {cached}")
-    return f"8 prefixes x 5 on {homes}; tokens asked {asked}, cached {cached}"
+    return f"8 prefixes x {USES} on {homes}; tokens asked {asked}, cached {cached}"
+
+
+def check_beginnings_are_looked_for_where_they_are(f):
+    """What was computed at the only replica that was not drained is found there afterwards, though the others are back and idle."""
+    f.reset_caches()
+    holder, *others = f.replicas
+    heads = [words(f"elsewhere {key}", 800) for key in range(4)]
+
+    def ask(head, tail):
+        prompt = f"{head} {words(f'elsewhere {tail}', 50)}"
+        raw = f.openai.chat.completions.with_raw_response.create(model=f.model, messages=user(prompt), max_tokens=1)
+        return f.chosen(raw), raw.headers["x-prefix-router-reason"], raw.parse().usage
+
+    for other in others:
+        f.drain(other)
+    try:
+        for head in heads:
+            assert ask(head, 0)[0] == holder
+    finally:
+        for other in others:
+            f.drain(other, "undrain")
+    reasons = []
+    for key, head in enumerate(heads):
+        for tail in (1, 2):
+            replica, reason, usage = ask(head, tail)
+            found = usage.prompt_tokens_details.cached_tokens
+            assert replica == holder, f"prefix {key} is at {holder}, {replica} was chosen as {reason}"
+            assert found > 0.6 * usage.prompt_tokens, f"{replica} had {found} of {usage.prompt_tokens} tokens"
+            reasons.append(reason)
+    assert "cached" in reasons, f"all of them have their home there: {reasons}"
+    return f"4 prefixes x 2 on {holder}, of which {reasons.count('cached')} have another home"
 
 
 def check_at_rest(f):
@@ -189,10 +221,17 @@ def check_at_rest(f):
     return "nothing outstanding on any replica"
 
 
-def of_fleet(strategy):
+# Of which strategies a check is; all others are of all.
+ONLY_OF = {
+    check_equal_prefixes_share_a_home: ("prefix_aware", "cache_aware"),
+    check_beginnings_are_looked_for_where_they_are: ("cache_aware",),
+}
+
+
+def of_router(strategy):
     """The checks for a router with that strategy: (name, function), in the order in which they stand above."""
     for name, check in globals().items():
-        if name.startswith("check_") and (strategy.startswith("prefix_aware") or check is not check_equal_prefixes_share_a_home):
+        if name.startswith("check_") and strategy.startswith(ONLY_OF.get(check, "")):
             yield name.removeprefix("check_"), check
 
 

@@ -1,4 +1,4 @@
-"""The fleet under test as a client and an operator see it: the replicas, and the router in front of them."""
+"""The fleet under test as a client and an operator see it: the replicas, and the router or routers in front of them."""
 
 import collections
 import random
@@ -36,11 +36,13 @@ def until(condition, seconds, what):
 
 
 class Fleet:
-    def __init__(self, router, admin, replicas, model):
-        self.router, self.admin, self.replicas, self.model = router, admin, replicas, model
+    def __init__(self, routers, admins, replicas, model):
+        self.router, self.admins, self.replicas, self.model = routers[0], admins, replicas, model
         # No retries: a retry of the client would hide a failure of the router.
-        self.openai = openai.OpenAI(base_url=f"{router}/v1", api_key="unused", max_retries=0, timeout=300)
-        self.anthropic = anthropic.Anthropic(base_url=router, api_key="unused", max_retries=0, timeout=300)
+        self.clients = [openai.OpenAI(base_url=f"{router}/v1", api_key="unused", max_retries=0, timeout=300) for router in routers]
+        # The checks of one router alone go to the first.
+        self.openai = self.clients[0]
+        self.anthropic = anthropic.Anthropic(base_url=self.router, api_key="unused", max_retries=0, timeout=300)
         self.http = httpx.Client(timeout=300)
 
     def samples(self, url, name):
@@ -59,21 +61,34 @@ class Fleet:
             values[replica] = sum(found)
         return values
 
+    def counted(self, name, *by):
+        """A metric of the routers together, by the values of some labels."""
+        counts = collections.Counter()
+        for admin in self.admins:
+            for labels, value in self.samples(admin, name):
+                counts[tuple(labels[label] for label in by)] += value
+        return counts
+
     def outstanding(self):
-        values = {labels["replica"]: value for labels, value in self.samples(self.admin, "prefix_router_outstanding")}
+        values = {replica: value for (replica,), value in self.counted("prefix_router_outstanding", "replica").items()}
         assert values.keys() == self.replicas.keys(), f"prefix_router_outstanding is there for {sorted(values)}"
         return values
 
     def choices(self):
-        """What the router has chosen so far: {(replica, reason): count}."""
-        counts = collections.Counter()
-        for labels, value in self.samples(self.admin, "prefix_router_choices_total"):
-            counts[labels["replica"], labels["reason"]] += int(value)
-        return counts
+        """What the routers have chosen so far: {(replica, reason): count}."""
+        return self.counted("prefix_router_choices_total", "replica", "reason")
+
+    def forecast(self):
+        """Cached tokens of answers so far, as they were predicted and as engines said: {(replica, kind): tokens}. Empty where nobody predicts."""
+        return self.counted("prefix_router_forecast_cached_tokens_total", "replica", "kind")
 
     def client_aborts(self):
-        """Clients that left before the end of their answer, as the router counts them."""
-        return int(sum(value for _, value in self.samples(self.admin, "prefix_router_client_aborts_total")))
+        """Clients that left before the end of their answer, as the routers count them."""
+        return int(sum(self.counted("prefix_router_client_aborts_total").values()))
+
+    def drain(self, replica, order="drain"):
+        for admin in self.admins:
+            self.http.post(f"{admin}/api/v1/replicas/{replica}/{order}").raise_for_status()
 
     def chosen(self, response):
         """The replica that answered, by the response's header."""

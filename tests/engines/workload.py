@@ -5,6 +5,7 @@ import concurrent.futures
 import math
 import random
 import time
+import typing
 
 from fleet import words
 
@@ -31,14 +32,14 @@ def chat(seed, conversations, turns):
     return [("Answer briefly.", [turn(conversation, number) for number in range(turns)]) for conversation in range(conversations)]
 
 
-def run(f, strategy, name, sessions, clients):
-    """Every session, `clients` at one time; of each the turns one after the other."""
+def run(f, name, sessions, clients, seed):
+    """Every session, `clients` at one time; of each the turns one after the other, each through one router by chance."""
 
-    def request(messages):
+    def request(client, messages):
         start = time.monotonic()
         first = usage = None
         text = ""
-        raw = f.openai.chat.completions.with_raw_response.create(
+        raw = client.chat.completions.with_raw_response.create(
             model=f.model,
             messages=messages,
             max_tokens=MAX_TOKENS,
@@ -53,60 +54,83 @@ def run(f, strategy, name, sessions, clients):
             text += "".join(choice.delta.content or "" for choice in chunk.choices)
         end = time.monotonic()
         assert usage.completion_tokens == MAX_TOKENS, usage
-        return text, (f.chosen(raw), first - start, end - start, usage.prompt_tokens)
+        cached = usage.prompt_tokens_details.cached_tokens
+        return text, Answered(f.chosen(raw), first - start, end - start, usage.prompt_tokens, cached)
 
-    def session(item):
-        system, turns = item
+    def session(number):
+        # The same routers whichever session is faster.
+        rng = random.Random(f"{seed} routers of {number}")
+        system, turns = sessions[number]
         messages, done = [{"role": "system", "content": system}], []
         for turn in turns:
             messages.append({"role": "user", "content": turn})
-            answer, figures = request(messages)
-            messages.append({"role": "assistant", "content": answer})
-            done.append(figures)
+            text, answered = request(rng.choice(f.clients), messages)
+            messages.append({"role": "assistant", "content": text})
+            done.append(answered)
         return done
 
     warm_up(f)
     f.reset_caches()
     queries, hits = f.engine("vllm:prefix_cache_queries_total"), f.engine("vllm:prefix_cache_hits_total")
-    choices, aborts = f.choices(), f.client_aborts()
+    choices, forecast, aborts = f.choices(), f.forecast(), f.client_aborts()
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:  # a client takes the next request when its last one ended
-        done = [request for requests in pool.map(session, sessions) for request in requests]
+        done = [request for requests in pool.map(session, range(len(sessions))) for request in requests]
     seconds = time.monotonic() - start
     time.sleep(1)  # an engine counts a moment after it has answered
     queries = sum(f.engine("vllm:prefix_cache_queries_total").values()) - sum(queries.values())
     hits = sum(f.engine("vllm:prefix_cache_hits_total").values()) - sum(hits.values())
-    choices = f.choices() - choices
+    choices, forecast = f.choices() - choices, difference(f.forecast(), forecast)
 
-    share = collections.Counter(replica for replica, *_ in done)
+    share = collections.Counter(answered.replica for answered in done)
     counted = collections.Counter()
     for (replica, _), count in choices.items():
-        counted[replica] += count
+        counted[replica] += int(count)
     assert counted == share, f"the router counts {dict(counted)}, its headers say {dict(share)}"
-    tokens = [n for *_, n in done]
+    tokens = [answered.prompt_tokens for answered in done]
     assert queries == sum(tokens), f"the engines were asked for {queries} tokens, the prompts have {sum(tokens)}"
     new = sum(len(text.split()) for text in {system for system, _ in sessions} | {turn for _, turns in sessions for turn in turns})
     assert hits <= queries - new, "the caches were not empty at the start"
+    cached = collections.Counter()
+    for answered in done:
+        cached[answered.replica] += answered.cached_tokens
+    assert hits == sum(cached.values()), f"the engines count {hits} tokens found, their answers {dict(cached)}"
     return {
-        "strategy": strategy,
         "workload": name,
+        "seed": seed,
+        "routers": len(f.clients),
         "requests": len(done),
         "sessions": len(sessions),
         "clients": clients,
         "prompt_tokens_mean": round(sum(tokens) / len(tokens)),
         "seconds": round(seconds, 2),
         "requests_per_second": round(len(done) / seconds, 2),
-        "ttft_ms": percentiles([ttft for _, ttft, _, _ in done]),
-        "e2e_ms": percentiles([e2e for _, _, e2e, _ in done]),
+        "ttft_ms": percentiles([answered.ttft for answered in done]),
+        "e2e_ms": percentiles([answered.e2e for answered in done]),
         "token_hit_rate": round(hits / queries, 4),
         "query_tokens": int(queries),
         "hit_tokens": int(hits),
         "share": {replica: round(share[replica] / len(done), 3) for replica in f.replicas},
-        "overflow": sum(count for (_, reason), count in choices.items() if reason == "overflow"),
+        "cached_tokens": {replica: cached[replica] for replica in f.replicas},
+        "forecast": {replica: {kind: round(forecast.get((replica, kind), 0)) for kind in ("predicted", "observed")} for replica in f.replicas} if forecast else None,
+        "overflow": sum(int(count) for (_, reason), count in choices.items() if reason == "overflow"),
         # No client leaves early here: the OpenAI client may close its connection on reading `[DONE]`, but that is the answer's end.
         "client_aborts": f.client_aborts() - aborts,
-        "choices": {f"{replica} {reason}": count for (replica, reason), count in sorted(choices.items())},
+        "choices": {f"{replica} {reason}": int(count) for (replica, reason), count in sorted(choices.items())},
     }
+
+
+class Answered(typing.NamedTuple):
+    replica: str
+    ttft: float
+    e2e: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def difference(now, before):
+    """Of counters; nothing is left out that is 0, as its series are there."""
+    return {key: value - before[key] for key, value in now.items()}
 
 
 def warm_up(f):

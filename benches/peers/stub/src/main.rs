@@ -6,6 +6,8 @@
 //! stream's first event comes AFTER_HEAD_MS after its head, and each further one EVERY_MS later. It listens on 127.0.0.1 and, for many replicas in one
 //! process, on the HOSTS - 1 addresses behind it.
 //!
+//! In its metrics it has room for 16 million tokens: who keeps in mind what it holds comes to the bound of its own memory.
+//!
 //! Bodies hold a mark, `pfx-NNNNNN`, which says whose prefix they have; GET /stats tells how many prefixes there were, GET /reset forgets them.
 use std::{cell::RefCell, collections::HashMap, rc::Rc, time::Duration};
 use tokio::{
@@ -255,7 +257,7 @@ fn get(path: &str, st: &Rc<RefCell<Stats>>, cfg: Cfg) -> (&'static str, String) 
     let g = st.borrow();
     match path.split('?').next().unwrap() {
         "/v1/models" => ("application/json", "{\"object\":\"list\",\"data\":[{\"id\":\"stub\",\"object\":\"model\",\"created\":1764400000,\"owned_by\":\"vllm\",\"max_model_len\":131072}]}".into()),
-        "/metrics" => ("text/plain; version=0.0.4", format!("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{model_name=\"stub\"}} {}.0\n# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{model_name=\"stub\"}} 0.0\n# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{{model_name=\"stub\"}} {:.4}\n", g.running, (g.running as f64 / 256.0).min(1.0))),
+        "/metrics" => ("text/plain; version=0.0.4", format!("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{model_name=\"stub\"}} {}.0\n# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{{model_name=\"stub\"}} 0.0\n# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{{model_name=\"stub\"}} {:.4}\n# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{block_size=\"16\",enable_prefix_caching=\"True\",num_gpu_blocks=\"1000000\"}} 1.0\n", g.running, (g.running as f64 / 256.0).min(1.0))),
         "/stats" => ("application/json", format!("{{\"port\":{},\"reqs\":{},\"conns\":{},\"running\":{},\"aborted\":{},\"body_bytes\":{},\"chunked_req\":{},\"render\":{},\"prefixes\":{}}}", cfg.port, g.reqs, g.conns, g.running, g.aborted, g.body_bytes, g.chunked_req, g.render, g.prefixes.len())),
         "/get_model_info" | "/model_info" => ("application/json", "{\"model_path\":\"stub\",\"tokenizer_path\":\"stub\",\"is_generation\":true}".into()),
         "/get_server_info" | "/server_info" => ("application/json", "{\"model_id\":\"stub\",\"model_path\":\"stub\",\"served_model_name\":\"stub\",\"tp_size\":1,\"dp_size\":1}".into()),
