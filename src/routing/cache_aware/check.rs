@@ -143,3 +143,90 @@ impl Sums {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::{Fleet, ReplicaSpec, health};
+    use crate::routing::cache_aware::learnt::Together;
+    use crate::routing::cache_aware::picture::Pictures;
+    use crate::units::Weight;
+
+    /// What was expected of a prompt of 4,000 bytes of which so much is thought to be held.
+    fn forecast(held_bytes: usize) -> Forecast {
+        let spec = ReplicaSpec { name: "a".to_owned(), authority: String::new(), weight: Weight::clamped(1), models: vec![], drain: false };
+        let fleet = Fleet::new(vec![spec], health::Settings::default(), 0);
+        Forecast {
+            picture: Pictures::new(1 << 20).of(&fleet.snapshot().replicas()[0]),
+            ticket: 0,
+            prompt_bytes: 4_000,
+            held_bytes,
+            expected_bytes: held_bytes as f64,
+            tokens: 1.0,
+            seconds_per_token: 1e-4,
+            outstanding: 0.0,
+            saves: 0.01,
+            beyond: Some(Beyond::Known),
+            streams: true,
+            is_text: true,
+        }
+    }
+
+    fn usage(cached_tokens: Option<u64>) -> Usage {
+        Usage { prompt_tokens: 1_000, cached_tokens, completion_tokens: None }
+    }
+
+    #[test]
+    fn expected_and_found_are_compared_in_tokens_and_regretted_where_another_would_have_been_better() {
+        let (mut check, mut learnt) = (Check::default(), Learnt::default());
+        let verdict = check.answered(&forecast(3_200), &usage(Some(600)), &mut learnt).expect("it says so");
+        assert_eq!((verdict.expected_tokens, verdict.found_tokens, verdict.prompt_tokens), (800.0, 600.0, 1_000.0));
+        // 200 tokens more, twice 100 µs each, less the 10 ms that it was better by.
+        assert!(verdict.regret_seconds.is_some_and(|regret| (regret - 0.03).abs() < 1e-9), "{verdict:?}");
+        let more = check.answered(&forecast(3_200), &usage(Some(900)), &mut learnt).expect("it says so");
+        assert_eq!(more.regret_seconds, Some(0.0));
+        assert_eq!(check.answered(&forecast(3_200), &usage(None), &mut learnt), None, "it does not say");
+    }
+
+    #[test]
+    fn a_picture_is_wrong_when_little_is_found_for_long_and_right_again_when_it_is() {
+        let (mut check, mut learnt) = (Check::default(), Learnt::default());
+        let mut tell = |cached, times: usize| {
+            let turns = (0..times).filter_map(|_| check.answered(&forecast(3_200), &usage(Some(cached)), &mut learnt)?.turned);
+            turns.map(|turn| turn.is_wrong).collect::<Vec<_>>()
+        };
+        assert_eq!(tell(800, 100), [false; 0]);
+        assert_eq!(tell(0, 10), [false; 0], "a few are chance");
+        assert_eq!(tell(0, 100), [true]);
+        assert_eq!(tell(800, 100), [false]);
+    }
+
+    #[test]
+    fn an_engines_counters_tell_where_its_answers_do_not() {
+        let begins = |check: &mut Check| (0..10).for_each(|_| check.begun(&forecast(2_000)));
+        let run = |found: u64| {
+            let (mut check, mut learnt, mut wrong) = (Check::default(), Learnt::default(), false);
+            for _ in 0..40 {
+                begins(&mut check);
+                let verdict = check.looked_up(Some([10_000, found]), &mut learnt, true).expect("it counts");
+                assert_eq!((verdict.expected_tokens, verdict.found_tokens, verdict.regret_seconds), (5_000.0, found as f64, None));
+                wrong = verdict.turned.map_or(wrong, |turn| turn.is_wrong);
+            }
+            (wrong, learnt.kept.value, Together::of([(&learnt, 1.0)].into_iter()).credit(Beyond::Known))
+        };
+        let (wrong, kept, credit) = run(5_000);
+        assert!(!wrong && kept > 0.99 && credit < 0.01, "{kept} {credit}");
+        let (wrong, kept, _) = run(0);
+        assert!(wrong && kept < 0.1, "{kept}");
+        // Half of what is beyond was sent by others.
+        let (wrong, kept, credit) = run(7_500);
+        assert!(!wrong && kept > 0.99 && (credit - 0.5).abs() < 0.05, "{kept} {credit}");
+        // Where answers tell, or nothing was asked, counters are left alone.
+        let (mut check, mut learnt) = (Check::default(), Learnt::default());
+        begins(&mut check);
+        check.answered(&forecast(2_000), &usage(Some(500)), &mut learnt);
+        assert_eq!(check.looked_up(Some([10_000, 0]), &mut learnt, true), None);
+        assert_eq!(check.looked_up(Some([10_000, 0]), &mut learnt, true), None);
+        assert_eq!(check.looked_up(None, &mut learnt, true), None);
+    }
+}

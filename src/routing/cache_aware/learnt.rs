@@ -36,6 +36,10 @@ const STEPS: f64 = 15.0;
 /// A generated token makes a step no longer than so many tokens of a prompt do: what looks like more is prompts that were computed in between.
 const MOST_DECODE_TOKENS: f64 = 4.0;
 
+/// More than any engine has to compute, or takes for it.
+const MOST_NUMBER: f64 = 1e9;
+const MOST_SECONDS: f64 = 1e5;
+
 /// A slope is believed as far as what it is over differed: so much of a variance is as good as what was taken for known. Tokens of prompts, requests in
 /// flight.
 const PRIOR_TOKENS: f64 = 300.0 * 300.0;
@@ -103,7 +107,7 @@ impl Slope {
     }
 
     fn learn(&mut self, number: f64, seconds: f64) {
-        if !(number.is_finite() && seconds.is_finite()) {
+        if !(0.0..=MOST_NUMBER).contains(&number) || !(0.0..=MOST_SECONDS).contains(&seconds) {
             return;
         }
         let expected = (self.seconds + self.slope() * (number - self.number)).max(self.seconds / SURPRISE);
@@ -274,5 +278,93 @@ impl Together {
     /// Of what is beyond, the share that is likely to be found.
     pub(super) fn credit(&self, beyond: Beyond) -> f64 {
         self.credit[beyond as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn alone(learnt: &Learnt) -> Values {
+        Together::of([(learnt, 1.0)].into_iter()).values(learnt, 1.0)
+    }
+
+    #[test]
+    fn a_rate_is_found_from_far_whatever_else_takes_time_and_outliers_do_not_move_it() {
+        for truth in [10e-6, 32e-6, 400e-6] {
+            let mut learnt = Learnt::default();
+            for number in 0..900 {
+                let tokens = f64::from(number * 7 % 10) * 800.0;
+                let outlier = if number % 41 == 7 { 1_000.0 } else { 1.0 };
+                learnt.first_byte(tokens, (0.1 + tokens * truth) * outlier);
+            }
+            let found = alone(&learnt).seconds_per_token;
+            assert!((found / truth - 1.0).abs() < 0.3, "{truth}: {found}");
+        }
+    }
+
+    #[test]
+    fn what_a_request_in_flight_costs_is_learnt_from_the_time_between_tokens() {
+        let mut learnt = Learnt::default();
+        for number in 0..900 {
+            let requests = f64::from(number % 20);
+            learnt.generated(101.0, 100.0 * (12e-3 + 60e-6 * requests), requests);
+        }
+        let found = alone(&learnt).decode_seconds;
+        assert!((found / (STEPS * 60e-6) - 1.0).abs() < 0.2, "{found}");
+        // It is no more than prompts' tokens can explain.
+        (0..900).for_each(|number| learnt.generated(101.0, 100.0 * 5e-3 * f64::from(number % 20), f64::from(number % 20)));
+        let values = alone(&learnt);
+        assert!((values.decode_seconds / (STEPS * MOST_DECODE_TOKENS * values.seconds_per_token) - 1.0).abs() < 1e-9, "{values:?}");
+    }
+
+    #[test]
+    fn who_has_learnt_nothing_is_as_its_fellows_and_who_is_slow_is_slow() {
+        let mut slow = Learnt::default();
+        let mut usual = Learnt::default();
+        for number in 0..900 {
+            let tokens = f64::from(number % 10) * 800.0;
+            slow.first_byte(tokens, tokens * 200e-6);
+            usual.first_byte(tokens, tokens * 50e-6);
+        }
+        let new = Learnt::default();
+        let all = [(&slow, 1.0), (&usual, 1.0), (&usual, 1.0), (&new, 1.0)];
+        let together = Together::of(all.into_iter());
+        let of = |learnt| together.values(learnt, 1.0).seconds_per_token;
+        assert!((of(&new) / 100e-6 - 1.0).abs() < 0.1, "{}", of(&new));
+        assert!(of(&slow) > 1.8 * of(&usual), "{} {}", of(&slow), of(&usual));
+        // A weight says how much an operator wants there, however fast it is.
+        let together = Together::of([(&usual, 0.1), (&usual, 1.9)].into_iter());
+        let [little, much] = [0.1, 1.9].map(|weight| together.values(&usual, weight).seconds_per_token);
+        assert!(little > 5.0 * much, "{little} {much}");
+    }
+
+    proptest! {
+        /// Whatever is heard, all that is believed can be.
+        #[test]
+        fn nothing_unbelievable_is_learnt(
+            heard in prop::collection::vec((0_u8..5, prop::num::f64::ANY, prop::num::f64::ANY, prop::num::f64::ANY), 0..60),
+        ) {
+            let mut learnt = Learnt::default();
+            for (what, one, two, three) in heard {
+                match what {
+                    0 => learnt.first_byte(one, two),
+                    1 => learnt.prompt(one, two),
+                    2 => learnt.generated(one, two, three),
+                    3 => learnt.found_beyond(Beyond::Known, one, 1.0),
+                    _ => learnt.in_flight(one.abs().min(1e6), two.abs().min(1e6)),
+                }
+            }
+            let together = Together::of([(&learnt, 1.0), (&Learnt::default(), 1.0)].into_iter());
+            let Values { seconds_per_token, bytes_per_token, decode_seconds, kept } = together.values(&learnt, 1.0);
+            let within = |value: f64, [least, most]: [f64; 2]| (least * 0.99..=most * 1.01).contains(&value);
+            prop_assert!(within(seconds_per_token, BELIEVABLE_SECONDS), "{seconds_per_token}");
+            prop_assert!(within(bytes_per_token, BELIEVABLE_BYTES), "{bytes_per_token}");
+            prop_assert!(decode_seconds.is_finite() && decode_seconds > 0.0 && decode_seconds <= STEPS * BELIEVABLE_DECODE[1], "{decode_seconds}");
+            prop_assert!((0.0..=1.0).contains(&kept) && (0.0..=1.0).contains(&together.credit(Beyond::Known)));
+            prop_assert!(together.others.is_none_or(|others| (0.0..=1.0).contains(&others)));
+        }
     }
 }

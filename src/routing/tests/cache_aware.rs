@@ -48,7 +48,9 @@ impl Way<'_> {
     }
 
     fn begins(&self, choice: &Choice) {
-        self.chooser.began(choice.forecast.as_ref().expect("one of each"), Some(Duration::from_millis(230)));
+        let forecast = choice.forecast.as_ref().expect("one of each");
+        // As fast as it is taken for at first.
+        self.chooser.began(forecast, Some(Duration::from_secs_f64(forecast.tokens * 60e-6)));
     }
 
     /// Who takes it, when nobody has anything to do.
@@ -256,4 +258,82 @@ fn weights_are_relative() {
             assert!(speed.is_some_and(|speed| (speed / expected - 1.0).abs() < 1e-9), "{factor}: {speed:?}");
         }
     }
+}
+
+/// Where three prompts go that nobody holds, one on top of the other, after answers have told what was found of what was thought to be held: how many of
+/// them go to their key's first choice.
+fn at_first_choice(found: impl Fn(u64) -> u64) -> usize {
+    let (scene, chooser) = (scene(&[(1, 0, true); 3]), cache_aware());
+    let way = way(&scene, &chooser);
+    for number in 0..400 {
+        let choice = way.send(&ask(number % 40, 50, number));
+        way.begins(&choice);
+        let forecast = choice.forecast.as_ref().expect("one of each");
+        let held = (forecast.held_bytes / 4) as u64;
+        chooser.answered(forecast, &usage(3_840, found(held)), None, 0);
+    }
+    let first = way.order(&ask(99, 0, 0))[0];
+    let sent: Vec<Choice> = (0..3).map(|own| way.send(&ask(99, 0, own))).collect();
+    sent.iter().filter(|choice| choice.lease.replica().incarnation() as usize == first).count()
+}
+
+#[test]
+fn where_pictures_are_wrong_for_long_the_ring_decides() {
+    assert!(at_first_choice(|held| held) < 3, "what is ahead there counts");
+    assert_eq!(at_first_choice(|_| 0), 3, "three are far from the gate");
+}
+
+#[test]
+fn one_that_has_been_away_holds_nothing_unless_its_engine_says_otherwise() {
+    for heard in [false, true] {
+        let specs = ["a", "b"].map(|name| ReplicaSpec {
+            name: name.to_owned(),
+            authority: String::new(),
+            weight: Weight::clamped(1),
+            models: Vec::new(),
+            drain: false,
+        });
+        let (mut fleet, chooser, now) = (Fleet::new(specs.into(), health::Settings::default(), 0), cache_aware(), Instant::now());
+        let all = fleet.snapshot().replicas().to_vec();
+        let held = |fleet: &mut Fleet, outcomes: &[Outcome]| {
+            for &outcome in outcomes {
+                for replica in &all {
+                    fleet.observe(replica, outcome, now, 0.0);
+                }
+            }
+            let (snapshot, ask) = (fleet.snapshot(), ask(1, 50, 0));
+            let pool = snapshot.pool(None).expect("there is one");
+            let choice = chooser.choose(&chooser.aim(&ask, pool), &Candidates::new(pool, &[], now), &mut SmallRng::seed_from_u64(0));
+            let choice = choice.expect("somebody");
+            if heard {
+                chooser.hear(choice.lease.replica(), &Report::default(), now);
+            }
+            let forecast = choice.forecast.as_ref().expect("one of each");
+            chooser.began(forecast, Some(Duration::from_millis(100)));
+            forecast.held_bytes
+        };
+        let up = [Outcome::CheckPassed; 5];
+        assert_eq!([held(&mut fleet, &up), held(&mut fleet, &[])], [0, end_of(60)]);
+        let away = [&[Outcome::CheckFailed; 5][..], &up].concat();
+        assert_eq!(held(&mut fleet, &away), if heard { end_of(60) } else { 0 });
+    }
+}
+
+#[test]
+fn what_comes_again_is_looked_for_where_all_look_and_the_more_so_the_more_routers_there_are() {
+    let scene = scene(&[(1, 0, true); 5]);
+    // How many prompts that nobody holds a first choice takes, one on top of the other, before one goes elsewhere.
+    let [alone, shared] = [1, 4].map(|routers| {
+        let chooser = one_of(routers);
+        let way = way(&scene, &chooser);
+        let order = way.order(&ask(1, 0, 0));
+        let mut sent = Vec::new();
+        (0..100)
+            .take_while(|&own| {
+                sent.push(way.send(&ask(1, 0, own)));
+                sent.last().is_some_and(|choice| choice.lease.replica().incarnation() as usize == order[0])
+            })
+            .count()
+    });
+    assert!(alone < shared, "{alone} {shared}");
 }
