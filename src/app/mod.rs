@@ -261,6 +261,8 @@ fn listener(proxy: Arc<OnceLock<Weak<Proxy>>>, metrics: Arc<Metrics>) -> Listene
             waiting: reading.waiting,
             cache_tokens: reading.capacity(),
             looked_up: growth.map(|growth| [growth.queries, growth.hits]),
+            caches: reading.prefix_caching,
+            shows_restarts: reading.started.is_some() || reading.prefix_queries.is_some(),
         };
         if let Some(verdict) = rules.chooser.hear(replica, &report, Instant::now()) {
             metrics.judged(replica, &verdict);

@@ -118,18 +118,16 @@ impl Router {
                 cache_tokens: Some((settings.blocks * settings.block_size) as u64),
                 // Less than before is a reset.
                 looked_up: counted[0].checked_sub(before[0]).zip(counted[1].checked_sub(before[1])).map(|(queries, hits)| [queries, hits]),
+                caches: Some(true),
+                shows_restarts: true,
             };
             *before = counted;
             if let Some(replica) = replica {
+                if report.looked_up.is_none() {
+                    chooser.restarted(replica);
+                }
                 let _ = chooser.hear(replica, &report, now);
             }
-        }
-    }
-
-    /// Takes note that an engine has begun anew.
-    pub(super) fn restarted(&self, replica: usize) {
-        if let (Some(chooser), Some(Some(replica))) = (&self.chooser, self.replicas.get(replica)) {
-            chooser.restarted(replica);
         }
     }
 

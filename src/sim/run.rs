@@ -244,7 +244,6 @@ impl<'a> Simulation<'a> {
             Event::Return => {
                 if let Some(failure) = self.scenario.failure {
                     self.engines[failure.replica].is_up = true;
-                    self.routers.iter().for_each(|router| router.restarted(failure.replica));
                 }
             }
             Event::Check(until) => {
@@ -428,12 +427,10 @@ impl<'a> Simulation<'a> {
     fn finish(&mut self, id: usize) {
         let flight = &mut self.flights[id];
         flight.ended = Some(self.now);
-        if let (Some(forecast), Some(lease), Some(first), true) =
-            (&flight.forecast, &flight.lease, flight.first_token, self.scenario.strategy.told.usage)
-        {
+        if let (Some(forecast), Some(lease), Some(first)) = (&flight.forecast, &flight.lease, flight.first_token) {
             let usage = Usage {
                 prompt_tokens: flight.prompt_tokens as u64,
-                cached_tokens: Some(flight.cached_tokens as u64),
+                cached_tokens: self.scenario.strategy.told.usage.then_some(flight.cached_tokens as u64),
                 completion_tokens: Some(flight.output_tokens as u64),
             };
             self.routers[flight.router].answered(forecast, &usage, Duration::from_nanos(self.now - first), lease);

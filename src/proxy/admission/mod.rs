@@ -48,8 +48,8 @@ pub(super) struct Chosen {
 pub(super) struct Slot {
     // In this order: the count goes down before somebody else is let in.
     lease: Lease,
-    release: Release,
     lesson: Option<Lesson>,
+    release: Release,
 }
 
 /// What a strategy that learns from what comes is told of a request.
@@ -70,7 +70,7 @@ impl Slot {
     /// Takes note that a good answer has begun; `tells` where it does so as soon as its prompt is computed.
     pub(super) fn began(&mut self, tells: bool) {
         if let Some(lesson) = &mut self.lesson {
-            lesson.began = tells.then(now);
+            lesson.began = (tells && lesson.forecast.streams).then(now);
             lesson.chooser.began(&lesson.forecast, lesson.began.map(|began| began - lesson.sent));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::check::Check;
 use super::learnt::{Beyond, Learnt, Together, Values};
 use super::picture::{Picture, Pictures};
 use super::{AGREEMENT, ASTRAY, COMMON, OWN, RANK, RANK_TOKENS, UNKNOWN_OTHERS};
@@ -26,8 +27,9 @@ pub(super) struct Candidate<'a> {
     pub(super) held: usize,
     /// Tokens that it has still to compute.
     pub(super) ahead: f64,
-    /// Requests in flight there.
+    /// Requests in flight there; and those of them that are this router's.
     pub(super) outstanding: f64,
+    pub(super) own: f64,
     /// Relative to the mean.
     pub(super) weight: f64,
     pub(super) is_wrong: bool,
@@ -38,8 +40,10 @@ pub(super) struct Candidate<'a> {
 
 /// What it would cost to go there.
 pub(super) struct Cost {
-    /// All of it, with weights.
+    /// All of it, with weights, and with what is to keep what comes again together.
     pub(super) seconds: f64,
+    /// Seconds to the first token, as far as can be told.
+    pub(super) real: f64,
     /// Tokens of the prompt that have to be computed.
     pub(super) uncached: f64,
     /// Seconds that do not go into prompts.
@@ -66,7 +70,8 @@ impl<'a> Field<'a> {
         let (sum, count) = candidates.regardless_of_room().fold((0, 0), |(sum, count), one| (sum + one.weight(), count + 1));
         let mean = sum as f64 / f64::from(count.max(1));
         let look = |(rank, replica): (usize, &'a Arc<Replica>)| {
-            let (picture, mut outstanding) = (pictures.of(replica), replica.outstanding() as f64);
+            let (picture, own) = (pictures.of(replica), replica.outstanding() as f64);
+            let mut outstanding = own;
             let (held, mut ahead, others, learnt, is_wrong) = {
                 let mut state = picture.state();
                 state.notice(replica);
@@ -85,7 +90,7 @@ impl<'a> Field<'a> {
                 }
             }
             let weight = replica.weight() as f64 / mean;
-            Candidate { replica, picture, rank, held, ahead, outstanding, weight, is_wrong, learnt, waiting }
+            Candidate { replica, picture, rank, held, ahead, outstanding, own, weight, is_wrong, learnt, waiting }
         };
         // The key's order first: the first of equals is taken.
         let order = candidates.order_regardless_of_room(sight.key).enumerate();
@@ -100,11 +105,11 @@ impl<'a> Field<'a> {
         };
         let mut field = Self { all, together, beyond, astray: 0.0, rank: 0.0 };
         if let Some(first) = field.all.first() {
-            let Cost { uncached, values, .. } = field.cost(first, sight, chunks);
+            let (uncached, promised) = (field.cost(first, sight, chunks).uncached, field.together.promised(first.weight));
             let others = if routers > 0 { 1.0 - 1.0 / f64::from(routers) } else { together.others.unwrap_or(UNKNOWN_OTHERS) };
             let (reuse, routers) = (sight.seen.reuse(), 1.0 / (1.0 - others).max(LEAST_SHARE));
-            field.astray = ASTRAY * reuse * others * values.seconds_per_token * uncached;
-            field.rank = RANK.max(RANK_TOKENS * values.seconds_per_token) * (1.0 + AGREEMENT * reuse * routers);
+            field.astray = ASTRAY * reuse * others * promised * uncached;
+            field.rank = RANK.max(RANK_TOKENS * promised) * (1.0 + AGREEMENT * reuse * routers);
         }
         field
     }
@@ -123,11 +128,14 @@ impl<'a> Field<'a> {
         let other = values.decode_seconds * one.outstanding / one.weight;
         let compute = values.seconds_per_token * (one.ahead + OWN * (uncached - (1.0 - COMMON) * common));
         let away = if one.rank > 0 { self.astray + self.rank * one.rank.min(2) as f64 } else { 0.0 };
-        Cost { seconds: compute + other + away, uncached, other, expected, values }
+        let real = values.seconds_per_token * (one.ahead + uncached) + other;
+        Cost { seconds: compute + other + away, real, uncached, other, expected, values }
     }
 
-    /// Whether what is thought of most of them is wrong.
+    /// Whether what is thought of most of those is wrong of which that can be said.
     pub(super) fn is_wrong(&self) -> bool {
-        self.all.iter().filter(|one| one.is_wrong).count() * 2 > self.all.len()
+        let judged = self.all.iter().filter(|one| Check::is_judged(&one.learnt));
+        let (wrong, all) = judged.fold((0, 0), |(wrong, all), one| (wrong + usize::from(one.is_wrong), all + 1));
+        wrong * 2 > all
     }
 }

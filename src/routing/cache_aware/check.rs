@@ -7,8 +7,8 @@ use crate::request::Usage;
 /// Fewer tokens tell nothing of a cache.
 const LEAST_TOKENS: f64 = 256.0;
 
-/// Shorter prompts, in tokens, say nothing of what others have sent.
-const LEAST_PROMPT: f64 = 256.0;
+/// A reading says nothing where more than one of so many requests had something in its prompt whose tokens cannot be told from its bytes.
+const HARDLY_ANY: f64 = 10.0;
 
 /// The picture is wrong where less than this part is found of what is thought to be there, and right again above the other.
 const WRONG: f64 = 0.5;
@@ -46,9 +46,12 @@ pub(super) struct Check {
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     requests: f64,
+    opaque: f64,
     prompt_bytes: f64,
     held_bytes: f64,
     expected_bytes: f64,
+    /// Of prompts of which hardly anything was known to be anywhere.
+    unknown_bytes: f64,
 }
 
 impl Check {
@@ -57,14 +60,35 @@ impl Check {
         self.is_wrong
     }
 
+    /// Whether enough is known to say so.
+    pub(super) fn is_judged(learnt: &Learnt) -> bool {
+        learnt.kept.answers >= LEAST_ANSWERS
+    }
+
     /// A request's answer has begun, so its prompt has been looked up.
     pub(super) fn begun(&mut self, forecast: &Forecast) {
-        if forecast.is_text {
-            self.begun.requests += 1.0;
-            self.begun.prompt_bytes += forecast.prompt_bytes as f64;
-            self.begun.held_bytes += forecast.held_bytes as f64;
-            self.begun.expected_bytes += forecast.expected_bytes;
+        let begun = &mut self.begun;
+        begun.requests += 1.0;
+        begun.opaque += f64::from(u8::from(!forecast.is_text));
+        begun.prompt_bytes += forecast.prompt_bytes as f64;
+        begun.held_bytes += forecast.held_bytes as f64;
+        begun.expected_bytes += forecast.expected_bytes;
+        if forecast.beyond == Some(Beyond::Nothing) {
+            begun.unknown_bytes += forecast.prompt_bytes as f64;
         }
+    }
+
+    /// The engine has begun anew.
+    pub(super) fn begin_anew(&mut self, learnt: &mut Learnt) {
+        *self = Self { is_wrong: self.is_wrong, ..Self::default() };
+        learnt.forget_kept();
+    }
+
+    /// The engine says that it caches no prefixes.
+    pub(super) fn caches_nothing(&mut self, learnt: &mut Learnt) -> Option<Verdict> {
+        learnt.keeps_nothing();
+        let turned = self.judge(learnt)?;
+        Some(Verdict { expected_tokens: 0.0, found_tokens: 0.0, prompt_tokens: 0.0, regret_seconds: None, turned: Some(turned) })
     }
 
     /// An answer has said what it took.
@@ -77,12 +101,12 @@ impl Check {
             learnt.kept.learn((found / held).min(1.0), WEIGHT);
         }
         if let Some(beyond) = forecast.beyond
-            && prompt >= LEAST_PROMPT
+            && prompt >= LEAST_TOKENS
             && prompt - held >= 1.0
         {
             learnt.found_beyond(beyond, (found - held) / (prompt - held), 1.0);
         }
-        let longer = forecast.seconds_per_token * super::OWN * (expected - found);
+        let longer = forecast.seconds_per_token * (expected - found);
         Some(Verdict {
             expected_tokens: expected,
             found_tokens: found,
@@ -97,7 +121,7 @@ impl Check {
     pub(super) fn looked_up(&mut self, looked_up: Option<[u64; 2]>, learnt: &mut Learnt, shows_others: bool) -> Option<Verdict> {
         let (begun, told) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.told));
         let [queries, hits] = looked_up?.map(|tokens| tokens as f64);
-        if told > 0 || begun.requests == 0.0 || queries == 0.0 {
+        if told > 0 || begun.requests == 0.0 || queries == 0.0 || begun.opaque * HARDLY_ANY > begun.requests {
             return None;
         }
         self.before = self.before.faded_and(begun);
@@ -111,9 +135,9 @@ impl Check {
                 learnt.kept.answers += answers - 1.0;
             }
             if shows_others && held < 1.0 {
-                [Beyond::Nothing, Beyond::Known]
-                    .into_iter()
-                    .for_each(|beyond| learnt.found_beyond(beyond, (found - held) / (1.0 - held), answers));
+                let unknown = self.before.unknown_bytes / prompt_bytes;
+                let beyond = if unknown > 1.0 - 1.0 / HARDLY_ANY { Beyond::Nothing } else { Beyond::Known };
+                learnt.found_beyond(beyond, (found - held) / (1.0 - held), answers);
             }
         }
         Some(Verdict {
@@ -127,7 +151,7 @@ impl Check {
 
     fn judge(&mut self, learnt: &Learnt) -> Option<Turn> {
         let kept = learnt.kept.value;
-        let is_wrong = if self.is_wrong { kept < RIGHT } else { kept < WRONG && learnt.kept.answers >= LEAST_ANSWERS };
+        let is_wrong = if self.is_wrong { kept < RIGHT } else { kept < WRONG && Self::is_judged(learnt) };
         let turned = std::mem::replace(&mut self.is_wrong, is_wrong) != is_wrong;
         turned.then_some(Turn { is_wrong, kept })
     }
@@ -136,10 +160,10 @@ impl Check {
 impl Sums {
     fn faded_and(self, more: Self) -> Self {
         Self {
-            requests: self.requests * FADE + more.requests,
             prompt_bytes: self.prompt_bytes * FADE + more.prompt_bytes,
             held_bytes: self.held_bytes * FADE + more.held_bytes,
-            expected_bytes: self.expected_bytes * FADE + more.expected_bytes,
+            unknown_bytes: self.unknown_bytes * FADE + more.unknown_bytes,
+            ..more
         }
     }
 }
@@ -164,7 +188,9 @@ mod tests {
             expected_bytes: held_bytes as f64,
             tokens: 1.0,
             seconds_per_token: 1e-4,
-            outstanding: 0.0,
+            own: 0.0,
+            others: 0.0,
+            generation: 0,
             saves: 0.01,
             beyond: Some(Beyond::Known),
             streams: true,
@@ -181,8 +207,8 @@ mod tests {
         let (mut check, mut learnt) = (Check::default(), Learnt::default());
         let verdict = check.answered(&forecast(3_200), &usage(Some(600)), &mut learnt).expect("it says so");
         assert_eq!((verdict.expected_tokens, verdict.found_tokens, verdict.prompt_tokens), (800.0, 600.0, 1_000.0));
-        // 200 tokens more, twice 100 µs each, less the 10 ms that it was better by.
-        assert!(verdict.regret_seconds.is_some_and(|regret| (regret - 0.03).abs() < 1e-9), "{verdict:?}");
+        // 200 tokens more, 100 µs each, less the 10 ms that it was better by.
+        assert!(verdict.regret_seconds.is_some_and(|regret| (regret - 0.01).abs() < 1e-9), "{verdict:?}");
         let more = check.answered(&forecast(3_200), &usage(Some(900)), &mut learnt).expect("it says so");
         assert_eq!(more.regret_seconds, Some(0.0));
         assert_eq!(check.answered(&forecast(3_200), &usage(None), &mut learnt), None, "it does not say");

@@ -21,10 +21,13 @@ pub struct Forecast {
     pub tokens: f64,
     /// Seconds that a token of a prompt costs there.
     pub(in crate::routing) seconds_per_token: f64,
-    /// Requests in flight there, without this one.
-    pub(super) outstanding: f64,
-    /// What the best of the others would have cost more, in seconds; infinite where there was no other.
+    /// Requests in flight there, without this one: this router's, and others'.
+    pub(super) own: f64,
+    pub(super) others: f64,
+    /// By how much sooner its first token was expected there than at the best of the others, in seconds; infinite where there was no other.
     pub(super) saves: f64,
+    /// Of the picture by which it was made.
+    pub(super) generation: u32,
     /// Which part of its prompt tells, if it is found in the cache, what other routers have sent there.
     pub(in crate::routing) beyond: Option<Beyond>,
     /// Whether the answer comes piece by piece, so that its first byte tells how long the prompt took.
@@ -48,7 +51,8 @@ pub struct Verdict {
     pub found_tokens: f64,
     /// Tokens of the prompts.
     pub prompt_tokens: f64,
-    /// Of one: what it took longer, in seconds, than the best of the others would have, as far as can be told afterwards; 0 where it was the best.
+    /// Of one: by how much later its first token came, in seconds, than it would have at the best of the others, as far as can be told afterwards; 0 where
+    /// it was the best.
     pub regret_seconds: Option<f64>,
     /// Whether the picture of that replica has turned out to be wrong from now on, or right again.
     pub turned: Option<Turn>,

@@ -11,7 +11,7 @@ const SECONDS_PER_TOKEN: f64 = 60e-6;
 const DECODE_SECONDS: f64 = 140e-6;
 
 /// What can be believed of each.
-const BELIEVABLE_SECONDS: [f64; 2] = [1e-6, 10e-3];
+const BELIEVABLE_SECONDS: [f64; 2] = [5e-6, 10e-3];
 const BELIEVABLE_BYTES: [f64; 2] = [0.5, 16.0];
 const BELIEVABLE_DECODE: [f64; 2] = [5e-6, 2e-3];
 
@@ -35,6 +35,12 @@ const STEPS: f64 = 15.0;
 
 /// A generated token makes a step no longer than so many tokens of a prompt do: what looks like more is prompts that were computed in between.
 const MOST_DECODE_TOKENS: f64 = 4.0;
+
+/// However fast prompts are believed to be.
+const LEAST_SECONDS: f64 = SECONDS_PER_TOKEN / 4.0;
+
+/// What an engine has told counts so much less each time that another one is chosen: who gets nothing any more is as its fellows in the end.
+const FADE: f64 = 0.999;
 
 /// More than any engine has to compute, or takes for it.
 const MOST_NUMBER: f64 = 1e9;
@@ -94,6 +100,8 @@ struct Slope {
     prior: f64,
     prior_spread: f64,
     believable: [f64; 2],
+    /// Seconds that pass whatever the number is, until it is known better.
+    usual: f64,
     answers: f64,
     number: f64,
     seconds: f64,
@@ -102,16 +110,19 @@ struct Slope {
 }
 
 impl Slope {
-    const fn new(prior: f64, prior_spread: f64, believable: [f64; 2]) -> Self {
-        Self { prior, prior_spread, believable, answers: 0.0, number: 0.0, seconds: 0.0, spread: 0.0, common: 0.0 }
+    const fn new(prior: f64, prior_spread: f64, believable: [f64; 2], usual: f64) -> Self {
+        Self { prior, prior_spread, believable, usual, answers: 0.0, number: 0.0, seconds: 0.0, spread: 0.0, common: 0.0 }
     }
 
     fn learn(&mut self, number: f64, seconds: f64) {
         if !(0.0..=MOST_NUMBER).contains(&number) || !(0.0..=MOST_SECONDS).contains(&seconds) {
             return;
         }
-        let expected = (self.seconds + self.slope() * (number - self.number)).max(self.seconds / SURPRISE);
-        let seconds = if self.answers < PRIOR { seconds } else { seconds.clamp(expected / SURPRISE, expected * SURPRISE) };
+        // An engine that has just started is slow at first.
+        let expected =
+            if self.answers < PRIOR { self.usual + self.prior * number } else { self.seconds + self.slope() * (number - self.number) };
+        let expected = expected.max(self.seconds / SURPRISE);
+        let seconds = seconds.min(expected * SURPRISE).max(if self.answers < PRIOR { 0.0 } else { expected / SURPRISE });
         self.answers += 1.0;
         let weight = WEIGHT.max(1.0 / self.answers);
         let off = [number - self.number, seconds - self.seconds];
@@ -164,14 +175,14 @@ pub(super) struct Learnt {
 impl Default for Learnt {
     fn default() -> Self {
         Self {
-            prefill: Slope::new(SECONDS_PER_TOKEN, PRIOR_TOKENS, BELIEVABLE_SECONDS),
+            prefill: Slope::new(SECONDS_PER_TOKEN, PRIOR_TOKENS, BELIEVABLE_SECONDS, 0.2),
             bytes_per_token: Average::new(BYTES_PER_TOKEN),
             uncached: Average::new(500.0),
             own: Average::new(0.0),
             others: Average::new(0.0),
             credit: [Average::new(0.0); 2],
             kept: Average::new(1.0),
-            decode: Slope::new(DECODE_SECONDS, PRIOR_REQUESTS, BELIEVABLE_DECODE),
+            decode: Slope::new(DECODE_SECONDS, PRIOR_REQUESTS, BELIEVABLE_DECODE, 0.05),
         }
     }
 }
@@ -196,6 +207,12 @@ impl Learnt {
         }
     }
 
+    /// Another request was looked at, and may go elsewhere.
+    pub(super) fn fade(&mut self) {
+        self.prefill.answers *= FADE;
+        self.decode.answers *= FADE;
+    }
+
     /// Its engine was seen with so many requests in flight.
     pub(super) fn in_flight(&mut self, own: f64, others: f64) {
         self.own.learn(own, WEIGHT);
@@ -205,6 +222,16 @@ impl Learnt {
     /// A request with so many tokens to compute was sent.
     pub(super) fn sent(&mut self, uncached: f64) {
         self.uncached.learn(uncached, WEIGHT);
+    }
+
+    /// What was found of what was held says nothing any more.
+    pub(super) fn forget_kept(&mut self) {
+        self.kept = Average::new(1.0);
+    }
+
+    /// Nothing of what is thought to be held is there.
+    pub(super) fn keeps_nothing(&mut self) {
+        self.kept = Average { value: 0.0, answers: f64::from(u16::MAX) };
     }
 
     /// Of what was beyond, so much was there; it counts as much as so many answers.
@@ -232,6 +259,7 @@ pub(super) struct Together {
     bytes_per_token: f64,
     decode_seconds: f64,
     credit: [f64; 2],
+    kept: f64,
     /// Tokens that are to be computed for a request.
     pub(super) uncached: f64,
     /// Of all requests in flight, the share that is others'; `None` where that cannot be seen.
@@ -253,6 +281,7 @@ impl Together {
             bytes_per_token: mean(|learnt| learnt.bytes_per_token),
             decode_seconds: mean(|learnt| learnt.decode.average()),
             credit: [mean(|learnt| learnt.credit[0]), mean(|learnt| learnt.credit[1])],
+            kept: mean(|learnt| learnt.kept),
             uncached: mean(|learnt| learnt.uncached),
             others: {
                 let [own, others] =
@@ -262,16 +291,22 @@ impl Together {
         }
     }
 
+    /// Seconds that a token of a prompt takes, as an engine's weight promises.
+    pub(super) fn promised(&self, weight: f64) -> f64 {
+        self.seconds_per_token / weight
+    }
+
     /// What is taken for true of one of them.
     pub(super) fn values(&self, own: &Learnt, weight: f64) -> Values {
-        let promised = self.seconds_per_token / weight;
+        let promised = self.promised(weight);
         // Slower than its weight promises counts. Where it is faster the weight is what an operator wants: less than it could take.
         let seconds_per_token = own.prefill.average().or(promised).max(promised);
         Values {
             seconds_per_token,
             bytes_per_token: own.bytes_per_token.or(self.bytes_per_token),
-            decode_seconds: STEPS * own.decode.average().or(self.decode_seconds).min(MOST_DECODE_TOKENS * seconds_per_token),
-            kept: own.kept.value,
+            decode_seconds: STEPS
+                * own.decode.average().or(self.decode_seconds).min(MOST_DECODE_TOKENS * seconds_per_token.max(LEAST_SECONDS)),
+            kept: own.kept.or(self.kept),
         }
     }
 

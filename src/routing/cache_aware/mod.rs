@@ -1,7 +1,7 @@
 //! `cache_aware`: the lowest predicted time to the first token (DESIGN section 6).
 //!
 //! For each candidate an expected cost in seconds: what is to be computed before the prompt's first token, with the prompt's own part weighted twice, since
-//! others wait for it as well; what its batch slows it down; and a little for not being the key's first choice, so that routers which know nothing of each
+//! others wait for it as well; what its batch slows it down; and something for not being the key's first choice, so that routers which know nothing of each
 //! other look for the same thing in the same place. (That a replica which has just come takes its share by and by is the fleet's: it is no candidate for some.)
 
 mod candidate;
@@ -41,7 +41,8 @@ const COMMON: f64 = 0.1;
 const RANK: f64 = 20e-3;
 const RANK_TOKENS: f64 = 300.0;
 
-/// That is so much more where the key is sure to repeat, for each router that sends to these replicas: what comes again is best looked for where all look.
+/// That is so much more where the key is sure to repeat, for each router that sends to these replicas, one alone included: what comes again is best looked
+/// for where all look, and where it was the last time that it was not remembered.
 const AGREEMENT: f64 = 4.0;
 
 /// What the first choice would have to compute and goes elsewhere is computed again for those who look for it there, so many times, as far as the key
@@ -71,13 +72,20 @@ impl CacheAware {
         self.routers != 1
     }
 
-    /// What is expected of a request that goes to `chosen`, with what it costs there and, at the least, elsewhere. From now on it counts there.
-    fn expect(&self, way: &Way<'_, '_>, chosen: &Candidate<'_>, cost: &Cost, elsewhere: f64) -> Box<Forecast> {
+    /// What is expected of a request that goes to `chosen`, with what it costs there. From now on it counts there.
+    fn expect(&self, way: &Way<'_, '_>, chosen: &Candidate<'_>, cost: &Cost) -> Box<Forecast> {
         let Way { sight, chunks, field, candidates } = way;
+        let elsewhere = way.soonest_but(chosen);
         let tokens = chosen.ahead + cost.uncached;
         let seconds = cost.values.seconds_per_token * tokens + cost.other;
         let until = (!sight.streams).then(|| candidates.now() + Duration::from_secs_f64(seconds.min(LONGEST)));
-        let ticket = chosen.picture.state().expect(Arc::clone(chunks), cost.uncached, until);
+        let (ticket, generation) = {
+            let mut state = chosen.picture.state();
+            if !chunks.is_opaque {
+                state.learnt.sent(cost.uncached);
+            }
+            (state.expect(Arc::clone(chunks), cost.uncached, until), state.generation)
+        };
         let is_there = self.shares() && chosen.rank == field.beyond.1 && !candidates.is_another_try();
         Box::new(Forecast {
             picture: Arc::clone(&chosen.picture),
@@ -87,8 +95,10 @@ impl CacheAware {
             expected_bytes: cost.expected,
             tokens,
             seconds_per_token: cost.values.seconds_per_token,
-            outstanding: chosen.outstanding,
-            saves: elsewhere - cost.seconds,
+            own: chosen.own,
+            others: chosen.outstanding - chosen.own,
+            generation,
+            saves: elsewhere - cost.real,
             beyond: is_there.then_some(field.beyond.0),
             streams: sight.streams,
             is_text: !chunks.is_opaque,
@@ -105,26 +115,22 @@ struct Way<'a, 'b> {
 }
 
 impl<'a> Way<'a, '_> {
-    /// The candidate that costs least, what it costs, and what the next one would.
-    fn cheapest(&self) -> Option<(&Candidate<'a>, Cost, f64)> {
-        let mut best: Option<(&Candidate<'_>, Cost)> = None;
-        let mut next = f64::INFINITY;
-        for candidate in &self.field.all {
-            let cost = self.field.cost(candidate, self.sight, self.chunks);
-            match &mut best {
-                Some((_, least)) if cost.seconds >= least.seconds => next = next.min(cost.seconds),
-                best => {
-                    next = best.as_ref().map_or(next, |(_, least)| least.seconds);
-                    *best = Some((candidate, cost));
-                }
-            }
-        }
-        best.map(|(candidate, cost)| (candidate, cost, next))
+    /// The candidate that costs least, and what it costs.
+    fn cheapest(&self) -> Option<(&Candidate<'a>, Cost)> {
+        let costs = self.field.all.iter().map(|one| (one, self.field.cost(one, self.sight, self.chunks)));
+        // The first of equals: they are in the key's order.
+        costs.reduce(|best, other| if other.1.seconds < best.1.seconds { other } else { best })
+    }
+
+    /// Seconds to the first token at the best of all but one.
+    fn soonest_but(&self, one: &Candidate<'_>) -> f64 {
+        let others = self.field.all.iter().filter(|other| other.rank != one.rank);
+        others.map(|other| self.field.cost(other, self.sight, self.chunks).real).fold(f64::INFINITY, f64::min)
     }
 
     /// Why a request goes to that one.
     fn reason(&self, chosen: &Candidate<'_>) -> Reason {
-        let of_first = self.field.all.first().filter(|first| first.rank == 0).map_or(0, |first| first.held);
+        let of_first = self.field.all.first().filter(|first| first.rank == 0).map_or(usize::MAX, |first| first.held);
         match chosen.rank {
             0 if self.candidates.home(self.sight.key).is_none() => Reason::Failover,
             0 => Reason::Home,
@@ -157,17 +163,15 @@ impl Strategy for CacheAware {
         };
         let field = Field::look(sight, chunks, candidates, &self.pictures, self.routers);
         let way = Way { sight, chunks, field, candidates };
-        let (best, cost, next) = way.cheapest()?;
+        let (best, cost) = way.cheapest()?;
         if !way.field.is_wrong() {
-            let forecast = self.expect(&way, best, &cost, next);
+            let forecast = self.expect(&way, best, &cost);
             return Some(Choice { forecast: Some(forecast), ..Choice::new(best.replica.lease(), way.reason(best)) });
         }
         let choice = self.ring.choose(aim, candidates, rng)?;
         let taken = way.field.all.iter().find(|one| one.replica.is(choice.lease.replica()));
-        let forecast = taken.map(|taken| {
-            let elsewhere = if taken.rank == best.rank { next } else { cost.seconds };
-            self.expect(&way, taken, &way.field.cost(taken, sight, chunks), elsewhere)
-        });
+        // It is still expected, so that it shows when the pictures are right again.
+        let forecast = taken.map(|taken| self.expect(&way, taken, &way.field.cost(taken, sight, chunks)));
         Some(Choice { forecast, ..choice })
     }
 
@@ -213,7 +217,7 @@ impl Strategy for CacheAware {
 
     fn restarted(&self, replica: &Replica) {
         if let Some(picture) = self.pictures.known(replica) {
-            picture.state().holdings.clear();
+            picture.state().begin_anew();
         }
     }
 }

@@ -34,6 +34,10 @@ pub struct Report {
     pub cache_tokens: Option<u64>,
     /// Tokens of prompts that it looked up in its cache since the last report, and those that it found.
     pub looked_up: Option<[u64; 2]>,
+    /// Whether it caches prefixes at all.
+    pub caches: Option<bool>,
+    /// Whether it can be seen from it that the engine has begun anew.
+    pub shows_restarts: bool,
 }
 
 /// What is thought of a replica.
@@ -51,8 +55,12 @@ pub(super) struct State {
     tickets: u64,
     /// Of other routers' requests, how many run and wait there, and since when that is known.
     others: Option<(Instant, [f64; 2])>,
-    /// Whether its engine has ever said anything of itself: then it says so too when it has begun anew.
-    is_heard: bool,
+    /// Whether it can be seen from what its engine says of itself that it has begun anew.
+    shows_restarts: bool,
+    /// How often it has been forgotten.
+    pub(super) generation: u32,
+    /// Tokens that its cache has room for.
+    cache_tokens: u64,
     /// How often it had come back when it was last looked at.
     returns: u64,
     pub(super) learnt: Learnt,
@@ -75,12 +83,14 @@ impl Picture {
             pending: BTreeMap::new(),
             tickets: 0,
             others: None,
-            is_heard: false,
+            shows_restarts: false,
+            generation: 0,
+            cache_tokens: UNKNOWN_CACHE,
             returns: replica.returns(),
             learnt: Learnt::default(),
             check: Check::default(),
         };
-        state.resize(UNKNOWN_CACHE);
+        state.resize();
         Self { incarnation: replica.watch(), state: Mutex::new(state) }
     }
 
@@ -92,33 +102,43 @@ impl Picture {
     /// Takes note of what the engine says of itself.
     pub(super) fn hear(&self, replica: &Replica, report: &Report, shows_others: bool, now: Instant) -> Option<Verdict> {
         let mut state = self.state();
-        state.is_heard = true;
+        state.shows_restarts = report.shows_restarts;
         if let (Some(running), Some(waiting)) = (report.running, report.waiting) {
-            // An own request that waits for its first byte may run there already.
             let of_others = (running as f64 + waiting as f64 - replica.outstanding() as f64).max(0.0);
-            let that_wait = (waiting as f64 - replica.waiting() as f64).clamp(0.0, of_others);
+            // An own one that is being computed, as far as is known, may run there already.
+            let own = state.unbegun(now).count() as f64;
+            let that_wait = (waiting as f64 - own).clamp(0.0, of_others);
             state.others = Some((now, [of_others - that_wait, that_wait]));
             state.learnt.in_flight(replica.outstanding() as f64, of_others);
         }
         if let Some(tokens) = report.cache_tokens {
-            state.resize(tokens);
+            state.cache_tokens = tokens;
+            state.resize();
         }
         let State { check, learnt, .. } = &mut *state;
-        check.looked_up(report.looked_up, learnt, shows_others)
+        if report.caches == Some(false) { check.caches_nothing(learnt) } else { check.looked_up(report.looked_up, learnt, shows_others) }
     }
 }
 
 impl State {
-    /// Its cache has room for so many tokens.
-    fn resize(&mut self, tokens: u64) {
-        self.holdings.resize((tokens as f64 * PART_OF_CACHE * self.learnt.bytes_per_token.value) as u64);
+    /// Makes room for what its cache holds, as far as is known.
+    fn resize(&mut self) {
+        self.holdings.resize((self.cache_tokens as f64 * PART_OF_CACHE * self.learnt.bytes_per_token.value) as u64);
     }
 
-    /// Takes note that the replica is looked at. Where it has come back, and does not say itself whether it has begun anew, it holds nothing.
+    /// Its engine has begun anew: nothing is there, and what was expected of it is not to be judged.
+    pub(super) fn begin_anew(&mut self) {
+        self.holdings.clear();
+        self.generation += 1;
+        self.check.begin_anew(&mut self.learnt);
+    }
+
+    /// Takes note that the replica is looked at. Where it has come back, and it cannot be seen whether it has begun anew, it holds nothing.
     pub(super) fn notice(&mut self, replica: &Replica) {
-        if std::mem::replace(&mut self.returns, replica.returns()) != self.returns && !self.is_heard {
-            self.holdings.clear();
+        if std::mem::replace(&mut self.returns, replica.returns()) != self.returns && !self.shows_restarts {
+            self.begin_anew();
         }
+        self.learnt.fade();
     }
 
     /// Bytes at the beginning of a prompt that it holds, or will when it comes to that prompt.
@@ -129,12 +149,16 @@ impl State {
 
     /// Tokens that it has still to compute.
     pub(super) fn ahead(&self, now: Instant) -> f64 {
-        self.pending.values().filter(|pending| pending.until.is_none_or(|until| now < until)).map(|pending| pending.tokens).sum()
+        self.unbegun(now).map(|pending| pending.tokens).sum()
+    }
+
+    /// Requests whose prompts are being computed, as far as is known.
+    fn unbegun(&self, now: Instant) -> impl Iterator<Item = &Pending> {
+        self.pending.values().filter(move |pending| pending.until.is_none_or(|until| now < until))
     }
 
     /// Takes note of a request that is sent there, and gives it a ticket.
     pub(super) fn expect(&mut self, chunks: Arc<Chunks>, tokens: f64, until: Option<Instant>) -> u64 {
-        self.learnt.sent(tokens);
         self.tickets += 1;
         self.pending.insert(self.tickets, Pending { chunks, tokens, until });
         self.tickets
@@ -142,9 +166,13 @@ impl State {
 
     /// A request's answer has begun, so long after it was sent, where that tells how long the prompt took.
     pub(super) fn begin(&mut self, forecast: &Forecast, took: Option<Duration>) {
-        self.check.begun(forecast);
-        if let (Some(took), true) = (took, forecast.streams) {
+        if forecast.generation == self.generation {
+            self.check.begun(forecast);
+        }
+        if let (Some(took), true) = (took, forecast.is_text && forecast.streams) {
             self.learnt.first_byte(forecast.tokens, took.as_secs_f64());
+        }
+        if forecast.streams {
             if let Some(pending) = self.pending.remove(&forecast.ticket) {
                 self.holdings.insert(&pending.chunks);
             }
@@ -163,16 +191,20 @@ impl State {
         now_outstanding: f64,
     ) -> Option<Verdict> {
         // Where prompts were computed meanwhile, that was slower for their sake.
-        let is_quiet = forecast.tokens < LITTLE && self.pending.is_empty();
+        let is_quiet = forecast.tokens < LITTLE && self.pending.values().all(|pending| pending.until.is_some());
         if let (Some(tokens), Some(generating), true) = (usage.completion_tokens, generating, is_quiet) {
             // Those that were there when it was sent, and those that are there now.
-            let requests = f64::midpoint(forecast.outstanding, now_outstanding);
+            let requests = forecast.others + f64::midpoint(forecast.own, now_outstanding);
             self.learnt.generated(tokens as f64, generating.as_secs_f64(), requests);
         }
         if !forecast.is_text {
             return None;
         }
         self.learnt.prompt(forecast.prompt_bytes as f64, usage.prompt_tokens as f64);
+        self.resize();
+        if forecast.generation != self.generation {
+            return None;
+        }
         self.check.answered(forecast, usage, &mut self.learnt)
     }
 

@@ -284,6 +284,37 @@ fn where_pictures_are_wrong_for_long_the_ring_decides() {
 }
 
 #[test]
+fn where_engines_say_that_they_cache_nothing_the_ring_decides_at_once() {
+    let (scene, chooser) = (scene(&[(1, 0, true); 3]), cache_aware());
+    let way = way(&scene, &chooser);
+    let first = way.order(&ask(99, 0, 0))[0];
+    let turns = (0..3).filter_map(|index| {
+        let report = Report { caches: Some(false), ..Report::default() };
+        chooser.hear(&scene.replica(index), &report, way.now)?.turned
+    });
+    assert!(turns.map(|turn| turn.is_wrong).eq([true; 3]));
+    let sent: Vec<Choice> = (0..3).map(|own| way.send(&ask(99, 0, own))).collect();
+    assert!(sent.iter().all(|choice| choice.lease.replica().incarnation() as usize == first));
+}
+
+#[test]
+fn what_was_expected_of_an_engine_that_began_anew_is_not_judged() {
+    let (scene, chooser) = (scene(&[(1, 0, true); 3]), cache_aware());
+    let way = way(&scene, &chooser);
+    way.begins(&way.send(&ask(1, 50, 0)));
+    let choice = way.send(&ask(1, 50, 1));
+    let forecast = choice.forecast.as_ref().expect("one of each");
+    assert!(forecast.held_bytes > 0);
+    chooser.restarted(choice.lease.replica());
+    assert_eq!(chooser.answered(forecast, &usage(3_840, 0), None, 0), None);
+    drop(choice);
+    let choice = way.send(&ask(1, 50, 2));
+    let forecast = choice.forecast.as_ref().expect("one of each");
+    assert_eq!(forecast.held_bytes, 0);
+    assert!(chooser.answered(forecast, &usage(3_840, 0), None, 0).is_some());
+}
+
+#[test]
 fn one_that_has_been_away_holds_nothing_unless_its_engine_says_otherwise() {
     for heard in [false, true] {
         let specs = ["a", "b"].map(|name| ReplicaSpec {
@@ -306,7 +337,7 @@ fn one_that_has_been_away_holds_nothing_unless_its_engine_says_otherwise() {
             let choice = chooser.choose(&chooser.aim(&ask, pool), &Candidates::new(pool, &[], now), &mut SmallRng::seed_from_u64(0));
             let choice = choice.expect("somebody");
             if heard {
-                chooser.hear(choice.lease.replica(), &Report::default(), now);
+                chooser.hear(choice.lease.replica(), &Report { shows_restarts: true, ..Report::default() }, now);
             }
             let forecast = choice.forecast.as_ref().expect("one of each");
             chooser.began(forecast, Some(Duration::from_millis(100)));
