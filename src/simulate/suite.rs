@@ -17,7 +17,7 @@ const BASE: &str = "random";
 const OWN: &str = "prefix_aware";
 
 const WORKLOADS: [&str; 10] = ["aws:5.5", "pool", "zipf", "chat", "hot", "mixed", "agentic", "mooncake", "mooncake:synthetic", "unique"];
-const STRATEGIES: [&str; 12] = [
+const STRATEGIES: [&str; 14] = [
     BASE,
     "least_outstanding",
     "prefix_aware:4096/10",
@@ -28,11 +28,13 @@ const STRATEGIES: [&str; 12] = [
     "dynamo",
     OWN,
     "prefix_aware:alone",
+    "cache_aware",
+    "cache_aware:blind",
     "oracle",
     "oracle:2",
 ];
 /// Those of other sizes and numbers, which say enough.
-const FEW: [&str; 4] = [BASE, "least_outstanding", OWN, "oracle:2"];
+const FEW: [&str; 5] = [BASE, "least_outstanding", OWN, "cache_aware", "oracle:2"];
 
 const LOAD: f64 = 0.75;
 const REPLICAS: usize = 7;
