@@ -105,10 +105,13 @@ impl<'a> Field<'a> {
         };
         let mut field = Self { all, together, beyond, astray: 0.0, rank: 0.0 };
         if let Some(first) = field.all.first() {
-            let (uncached, promised) = (field.cost(first, sight, chunks).uncached, field.together.promised(first.weight));
+            let promised = field.together.promised(first.weight);
+            let Cost { expected, values, .. } = field.cost(first, sight, chunks);
+            // What is known to be elsewhere is not lost.
+            let nowhere = (chunks.bytes as f64 - expected.max(values.kept * most as f64)) / values.bytes_per_token;
             let others = if routers > 0 { 1.0 - 1.0 / f64::from(routers) } else { together.others.unwrap_or(UNKNOWN_OTHERS) };
             let (reuse, routers) = (sight.seen.reuse(), 1.0 / (1.0 - others).max(LEAST_SHARE));
-            field.astray = ASTRAY * reuse * others * promised * uncached;
+            field.astray = ASTRAY * reuse * others * promised * nowhere;
             field.rank = RANK.max(RANK_TOKENS * promised) * (1.0 + AGREEMENT * reuse * routers);
         }
         field

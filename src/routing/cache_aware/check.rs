@@ -26,6 +26,9 @@ const FADE: f64 = 0.9;
 /// Fewer tokens looked up say nothing.
 const LEAST_LOOKED_UP: f64 = 4_096.0;
 
+/// Answers that tell what was found tell more than counters, which count the same again: so many readings later as well, since a long answer tells at its end.
+const TOLD: u32 = 300;
+
 /// One reading counts as no more than so many answers.
 const MOST_ANSWERS: f64 = 10.0;
 
@@ -37,8 +40,8 @@ pub(super) struct Check {
     /// The same before that, fading, and what the engine counted.
     before: Sums,
     looked_up: [f64; 2],
-    /// Answers that told what was found, since then: they tell more than counters.
-    told: u64,
+    /// Readings for which counters are left alone, since answers tell what was found.
+    told: u32,
     is_wrong: bool,
 }
 
@@ -94,7 +97,7 @@ impl Check {
     /// An answer has said what it took.
     pub(super) fn answered(&mut self, forecast: &Forecast, usage: &Usage, learnt: &mut Learnt) -> Option<Verdict> {
         let (prompt, found) = (usage.prompt_tokens as f64, usage.cached_tokens? as f64);
-        self.told += 1;
+        self.told = TOLD;
         let share = |bytes: f64| if forecast.prompt_bytes == 0 { 0.0 } else { bytes / forecast.prompt_bytes as f64 };
         let (held, expected) = (prompt * share(forecast.held_bytes as f64), prompt * share(forecast.expected_bytes));
         if held >= LEAST_TOKENS {
@@ -119,7 +122,9 @@ impl Check {
     /// The engine's counters have been read: tokens that it looked up in its cache since the last time, and those that it found. Of interest where its
     /// answers do not tell. What other routers sent is in it as well; it is taken to be as what this one sent.
     pub(super) fn looked_up(&mut self, looked_up: Option<[u64; 2]>, learnt: &mut Learnt, shows_others: bool) -> Option<Verdict> {
-        let (begun, told) = (std::mem::take(&mut self.begun), std::mem::take(&mut self.told));
+        let begun = std::mem::take(&mut self.begun);
+        let told = self.told;
+        self.told = told.saturating_sub(1);
         let [queries, hits] = looked_up?.map(|tokens| tokens as f64);
         if told > 0 || begun.requests == 0.0 || queries == 0.0 || begun.opaque * HARDLY_ANY > begun.requests {
             return None;
@@ -191,6 +196,7 @@ mod tests {
             own: 0.0,
             others: 0.0,
             generation: 0,
+            sent: std::time::Instant::now(),
             saves: 0.01,
             beyond: Some(Beyond::Known),
             streams: true,
@@ -252,7 +258,8 @@ mod tests {
         begins(&mut check);
         check.answered(&forecast(2_000), &usage(Some(500)), &mut learnt);
         assert_eq!(check.looked_up(Some([10_000, 0]), &mut learnt, true), None);
-        assert_eq!(check.looked_up(Some([10_000, 0]), &mut learnt, true), None);
+        begins(&mut check);
+        assert_eq!(check.looked_up(Some([10_000, 0]), &mut learnt, true), None, "the next answers will tell, too");
         assert_eq!(check.looked_up(None, &mut learnt, true), None);
     }
 }

@@ -1,6 +1,7 @@
 //! What was expected of a request when it was sent, and its place among what its replica has to compute: until its answer begins, or it is over without one.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::learnt::Beyond;
 use super::picture::Picture;
@@ -26,6 +27,8 @@ pub struct Forecast {
     pub(super) others: f64,
     /// By how much sooner its first token was expected there than at the best of the others, in seconds; infinite where there was no other.
     pub(super) saves: f64,
+    /// When it was made.
+    pub(super) sent: Instant,
     /// Of the picture by which it was made.
     pub(super) generation: u32,
     /// Which part of its prompt tells, if it is found in the cache, what other routers have sent there.

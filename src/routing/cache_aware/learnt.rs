@@ -46,10 +46,9 @@ const FADE: f64 = 0.999;
 const MOST_NUMBER: f64 = 1e9;
 const MOST_SECONDS: f64 = 1e5;
 
-/// A slope is believed as far as what it is over differed: so much of a variance is as good as what was taken for known. Tokens of prompts, requests in
-/// flight.
-const PRIOR_TOKENS: f64 = 300.0 * 300.0;
-const PRIOR_REQUESTS: f64 = 2.0 * 2.0;
+/// A slope is learnt as far as what it is over differs: where that has so much of a variance, half of it is taken. Tokens of prompts, requests in flight.
+const ENOUGH_TOKENS: f64 = 300.0 * 300.0;
+const ENOUGH_REQUESTS: f64 = 2.0 * 2.0;
 
 /// A number that is learnt, and by how many answers.
 #[derive(Clone, Copy, Debug)]
@@ -96,9 +95,10 @@ impl Average {
 /// How a time grows with a number, over the answers of late: a straight line, of which its slope is of interest.
 #[derive(Clone, Copy, Debug)]
 struct Slope {
-    /// Until it is known better; it counts as much as `spread` of the number's variance.
-    prior: f64,
-    prior_spread: f64,
+    /// What it is taken for; at first, and for as long as the number does not differ, what it was taken for before.
+    slope: f64,
+    /// So much of the number's variance is enough to learn from.
+    enough: f64,
     believable: [f64; 2],
     /// Seconds that pass whatever the number is, until it is known better.
     usual: f64,
@@ -110,8 +110,8 @@ struct Slope {
 }
 
 impl Slope {
-    const fn new(prior: f64, prior_spread: f64, believable: [f64; 2], usual: f64) -> Self {
-        Self { prior, prior_spread, believable, usual, answers: 0.0, number: 0.0, seconds: 0.0, spread: 0.0, common: 0.0 }
+    const fn new(slope: f64, enough: f64, believable: [f64; 2], usual: f64) -> Self {
+        Self { slope, enough, believable, usual, answers: 0.0, number: 0.0, seconds: 0.0, spread: 0.0, common: 0.0 }
     }
 
     fn learn(&mut self, number: f64, seconds: f64) {
@@ -120,7 +120,7 @@ impl Slope {
         }
         // An engine that has just started is slow at first.
         let expected =
-            if self.answers < PRIOR { self.usual + self.prior * number } else { self.seconds + self.slope() * (number - self.number) };
+            if self.answers < PRIOR { self.usual + self.slope * number } else { self.seconds + self.slope * (number - self.number) };
         let expected = expected.max(self.seconds / SURPRISE);
         let seconds = seconds.min(expected * SURPRISE).max(if self.answers < PRIOR { 0.0 } else { expected / SURPRISE });
         self.answers += 1.0;
@@ -130,17 +130,16 @@ impl Slope {
         self.seconds += weight * off[1];
         self.spread = (1.0 - weight) * (self.spread + weight * off[0] * off[0]);
         self.common = (1.0 - weight) * (self.common + weight * off[0] * off[1]);
-    }
-
-    /// Seconds for one more.
-    fn slope(&self) -> f64 {
-        let [least, most] = self.believable;
-        ((self.common + self.prior_spread * self.prior) / (self.spread + self.prior_spread)).clamp(least, most)
+        if self.spread > 0.0 {
+            let [least, most] = self.believable;
+            let weight = WEIGHT.max(1.0 / (self.answers + PRIOR)) * self.spread / (self.spread + self.enough);
+            self.slope += weight * ((self.common / self.spread).clamp(least, most) - self.slope);
+        }
     }
 
     /// The same with what it is worth among others'.
     fn average(&self) -> Average {
-        Average { value: self.slope(), answers: self.answers }
+        Average { value: self.slope, answers: self.answers }
     }
 }
 
@@ -175,14 +174,14 @@ pub(super) struct Learnt {
 impl Default for Learnt {
     fn default() -> Self {
         Self {
-            prefill: Slope::new(SECONDS_PER_TOKEN, PRIOR_TOKENS, BELIEVABLE_SECONDS, 0.2),
+            prefill: Slope::new(SECONDS_PER_TOKEN, ENOUGH_TOKENS, BELIEVABLE_SECONDS, 0.2),
             bytes_per_token: Average::new(BYTES_PER_TOKEN),
             uncached: Average::new(500.0),
             own: Average::new(0.0),
             others: Average::new(0.0),
             credit: [Average::new(0.0); 2],
             kept: Average::new(1.0),
-            decode: Slope::new(DECODE_SECONDS, PRIOR_REQUESTS, BELIEVABLE_DECODE, 0.05),
+            decode: Slope::new(DECODE_SECONDS, ENOUGH_REQUESTS, BELIEVABLE_DECODE, 0.05),
         }
     }
 }
@@ -205,6 +204,10 @@ impl Learnt {
         if tokens >= LEAST_GENERATED {
             self.decode.learn(requests, seconds / (tokens - 1.0));
         }
+    }
+
+    pub(super) fn seconds_per_token(&self) -> f64 {
+        self.prefill.slope
     }
 
     /// Another request was looked at, and may go elsewhere.

@@ -84,7 +84,7 @@ impl CacheAware {
             if !chunks.is_opaque {
                 state.learnt.sent(cost.uncached);
             }
-            (state.expect(Arc::clone(chunks), cost.uncached, until), state.generation)
+            (state.expect(Arc::clone(chunks), cost.uncached, until, candidates.now()), state.generation)
         };
         let is_there = self.shares() && chosen.rank == field.beyond.1 && !candidates.is_another_try();
         Box::new(Forecast {
@@ -98,6 +98,7 @@ impl CacheAware {
             own: chosen.own,
             others: chosen.outstanding - chosen.own,
             generation,
+            sent: candidates.now(),
             saves: elsewhere - cost.real,
             beyond: is_there.then_some(field.beyond.0),
             streams: sight.streams,

@@ -53,6 +53,8 @@ pub(super) struct State {
     /// What was sent there and has not begun to be answered, by ticket.
     pending: BTreeMap<u64, Pending>,
     tickets: u64,
+    /// Since when the first of them is being computed, as far as is known.
+    since: Option<Instant>,
     /// Of other routers' requests, how many run and wait there, and since when that is known.
     others: Option<(Instant, [f64; 2])>,
     /// Whether it can be seen from what its engine says of itself that it has begun anew.
@@ -82,6 +84,7 @@ impl Picture {
             holdings: Holdings::new(0, most_entries),
             pending: BTreeMap::new(),
             tickets: 0,
+            since: None,
             others: None,
             shows_restarts: false,
             generation: 0,
@@ -147,9 +150,15 @@ impl State {
         self.holdings.matched(chunks).max(end_of(pending))
     }
 
-    /// Tokens that it has still to compute.
+    /// Tokens that it has still to compute: what may be done of the first prompt is not among them.
     pub(super) fn ahead(&self, now: Instant) -> f64 {
-        self.unbegun(now).map(|pending| pending.tokens).sum()
+        // One whose answer comes whole is taken to have been computed when it should have been.
+        let last = self.pending.values().filter_map(|pending| pending.until.filter(|&until| until <= now)).max();
+        let since = self.since.max(last);
+        let done = since.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64() / self.learnt.seconds_per_token());
+        let mut unbegun = self.unbegun(now).map(|pending| pending.tokens);
+        let first = unbegun.next().unwrap_or(0.0);
+        (first - done).max(0.0) + unbegun.sum::<f64>()
     }
 
     /// Requests whose prompts are being computed, as far as is known.
@@ -158,7 +167,10 @@ impl State {
     }
 
     /// Takes note of a request that is sent there, and gives it a ticket.
-    pub(super) fn expect(&mut self, chunks: Arc<Chunks>, tokens: f64, until: Option<Instant>) -> u64 {
+    pub(super) fn expect(&mut self, chunks: Arc<Chunks>, tokens: f64, until: Option<Instant>, now: Instant) -> u64 {
+        if self.unbegun(now).next().is_none() {
+            self.since = Some(now);
+        }
         self.tickets += 1;
         self.pending.insert(self.tickets, Pending { chunks, tokens, until });
         self.tickets
@@ -166,6 +178,8 @@ impl State {
 
     /// A request's answer has begun, so long after it was sent, where that tells how long the prompt took.
     pub(super) fn begin(&mut self, forecast: &Forecast, took: Option<Duration>) {
+        // Now the next one is being computed.
+        self.since = took.map_or(self.since, |took| self.since.max(Some(forecast.sent + took)));
         if forecast.generation == self.generation {
             self.check.begun(forecast);
         }

@@ -84,7 +84,7 @@ fn who_has_much_to_compute_is_left_until_the_first_byte() {
     let (scene, chooser) = (scene(&[(1, 0, true); 5]), cache_aware());
     let way = way(&scene, &chooser);
     let order = way.order(&ask(1, 0, 0));
-    // A prompt alone costs 2 · 3,840 · 60 µs, everywhere the same; another one ahead 3,840 · 60 µs, which is more than a rank's 20 ms.
+    // A prompt alone costs 2 · 3,840 · 60 µs, everywhere the same; another one ahead 3,840 · 60 µs, which is more than a rank's 100 ms.
     let first = way.send(&ask(1, 0, 0));
     let second = way.send(&ask(1, 0, 1));
     assert_eq!([&first, &second].map(|choice| choice.lease.replica().incarnation() as usize), [order[0], order[1]]);
@@ -128,9 +128,11 @@ fn an_answer_that_comes_whole_counts_only_until_it_should_have_begun() {
     let second = way.send(&whole(1));
     assert_eq!(second.lease.replica().incarnation() as usize, order[1]);
     drop(second);
-    // 3,840 · 60 µs are 230 ms.
-    way.now += Duration::from_millis(200);
+    // 3,840 · 60 µs are 230 ms, of which some may be done soon.
+    way.now += Duration::from_millis(50);
     assert_ne!(way.sends(&whole(2)).0, order[0]);
+    way.now += Duration::from_millis(150);
+    assert_eq!(way.sends(&whole(2)).0, order[0]);
     way.now += Duration::from_millis(500);
     assert_eq!(way.sends(&whole(3)).0, order[0]);
     // Sooner where it is over sooner.
