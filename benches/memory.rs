@@ -1,14 +1,17 @@
 //! What is remembered of prompts that never repeat: the memory of the process while it reads, places and is told of millions of them, each another, without
 //! any I/O. Run: `cargo bench --bench memory [-- PROMPTS [BYTES]]`; 10 million of 8 KB take a few minutes.
 
+#[path = "rig/fleet.rs"]
+mod rig;
+
 use std::time::{Duration, Instant};
 
-use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
 use prefix_router::request::{self, Ask, Surface, Usage};
 use prefix_router::routing::{self, Candidates, Chooser, StrategyName};
-use prefix_router::units::Weight;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
+
+use rig::fleet;
 
 const REPLICAS: usize = 8;
 
@@ -18,25 +21,10 @@ fn resident() -> f64 {
     pages.unwrap_or(f64::NAN) * 4_096.0 / 1_048_576.0
 }
 
-fn fleet() -> Fleet {
-    let specs = (0..REPLICAS).map(|index| ReplicaSpec {
-        name: format!("replica-{index}"),
-        authority: String::new(),
-        weight: Weight::clamped(1),
-        models: Vec::new(),
-        drain: false,
-    });
-    let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
-    for replica in fleet.snapshot().replicas() {
-        fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
-    }
-    fleet
-}
-
 fn main() {
     let numbers: Vec<usize> = std::env::args().filter_map(|argument| argument.parse().ok()).collect();
     let (prompts, bytes) = (numbers.first().copied().unwrap_or(1_000_000), numbers.get(1).copied().unwrap_or(8_000));
-    let snapshot = fleet().snapshot();
+    let snapshot = fleet(REPLICAS).snapshot();
     let Some(pool) = snapshot.pool(None) else { return };
     for strategy in [StrategyName::PrefixAware, StrategyName::CacheAware] {
         let chooser = Chooser::new(&routing::Settings { strategy, ..routing::Settings::default() });

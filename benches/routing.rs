@@ -2,34 +2,22 @@
 
 #[path = "rig/calibration.rs"]
 mod calibration;
+#[path = "rig/fleet.rs"]
+mod rig;
 
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use prefix_router::fleet::{Fleet, Outcome, ReplicaSpec, health};
+use prefix_router::fleet::Outcome;
 use prefix_router::request::{Ask, Boundary, Chunks, Key, Placement, end_of};
 use prefix_router::routing::{self, Aim, Candidates, Chooser};
-use prefix_router::units::{ConcurrencyThreshold, OrAuto, Weight};
+use prefix_router::units::{ConcurrencyThreshold, OrAuto};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// So many replicas, all up.
-fn fleet(replicas: usize) -> Fleet {
-    let specs = (0..replicas).map(|index| ReplicaSpec {
-        name: format!("10.0.{}.{}:8000", index / 256, index % 256),
-        authority: String::new(),
-        weight: Weight::clamped(1),
-        models: Vec::new(),
-        drain: false,
-    });
-    let mut fleet = Fleet::new(specs.collect(), health::Settings::default(), 0);
-    for replica in fleet.snapshot().replicas() {
-        fleet.observe(replica, Outcome::CheckPassed, Instant::now(), 0.0);
-    }
-    fleet
-}
+use rig::fleet;
 
 fn choice(c: &mut Criterion) {
     let mut group = c.benchmark_group("routing");

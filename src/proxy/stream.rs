@@ -51,7 +51,7 @@ impl Answer {
         record.status = Some(self.head.status);
         let events = Events::of(&self.head.headers, dialect);
         let usage = UsageReader::of(&self.head.headers);
-        let mut beginning = self.is_good.then(|| Beginning::of(&self.head.headers));
+        let mut beginning = (self.is_good && slot.learns()).then(|| Beginning::of(&self.head.headers));
         if let Some(first) = self.first.as_ref().and_then(Frame::data_ref) {
             take_note(&mut beginning, &mut slot, first);
         }
@@ -94,7 +94,7 @@ struct Work {
     fleet: Arc<LiveFleet>,
     /// Whether the first byte is still to come, and a good sign.
     is_awaited: bool,
-    /// Of a good answer that has said nothing yet.
+    /// Of a good answer that has said nothing yet, where somebody learns from when it does.
     beginning: Option<Beginning>,
     /// Of an answer that may tell what its request took, and can be read.
     usage: Option<UsageReader>,

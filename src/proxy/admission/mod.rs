@@ -67,6 +67,11 @@ impl Slot {
         self.lease.first_byte();
     }
 
+    /// Whether its strategy learns from what comes.
+    pub(super) fn learns(&self) -> bool {
+        self.lesson.is_some()
+    }
+
     /// Takes note that a good answer has begun; `tells` where it does so as soon as its prompt is computed.
     pub(super) fn began(&mut self, tells: bool) {
         if let Some(lesson) = &mut self.lesson {

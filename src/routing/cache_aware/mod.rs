@@ -72,10 +72,10 @@ impl CacheAware {
         self.routers != 1
     }
 
-    /// What is expected of a request that goes to `chosen`, with what it costs there. From now on it counts there.
-    fn expect(&self, way: &Way<'_, '_>, chosen: &Candidate<'_>, cost: &Cost) -> Box<Forecast> {
-        let Way { sight, chunks, field, candidates } = way;
-        let elsewhere = way.soonest_but(chosen);
+    /// What is expected of a request that goes to the candidate at that place. From now on it counts there.
+    fn expect(&self, way: &Way<'_, '_>, place: usize) -> Box<Forecast> {
+        let Way { sight, chunks, field, costs, candidates } = way;
+        let (chosen, cost, elsewhere) = (&field.all[place], &costs[place], way.soonest_but(place));
         let tokens = chosen.ahead + cost.uncached;
         let seconds = cost.values.seconds_per_token * tokens + cost.other;
         let until = (!sight.streams).then(|| candidates.now() + Duration::from_secs_f64(seconds.min(LONGEST)));
@@ -112,21 +112,22 @@ struct Way<'a, 'b> {
     sight: &'b Sight,
     chunks: &'b Arc<Chunks>,
     field: Field<'a>,
+    /// Of each of its candidates.
+    costs: Vec<Cost>,
     candidates: &'b Candidates<'a>,
 }
 
-impl<'a> Way<'a, '_> {
-    /// The candidate that costs least, and what it costs.
-    fn cheapest(&self) -> Option<(&Candidate<'a>, Cost)> {
-        let costs = self.field.all.iter().map(|one| (one, self.field.cost(one, self.sight, self.chunks)));
+impl Way<'_, '_> {
+    /// The place of the candidate that costs least.
+    fn cheapest(&self) -> Option<usize> {
         // The first of equals: they are in the key's order.
-        costs.reduce(|best, other| if other.1.seconds < best.1.seconds { other } else { best })
+        (0..self.costs.len()).reduce(|best, other| if self.costs[other].seconds < self.costs[best].seconds { other } else { best })
     }
 
-    /// Seconds to the first token at the best of all but one.
-    fn soonest_but(&self, one: &Candidate<'_>) -> f64 {
-        let others = self.field.all.iter().filter(|other| other.rank != one.rank);
-        others.map(|other| self.field.cost(other, self.sight, self.chunks).real).fold(f64::INFINITY, f64::min)
+    /// Seconds to the first token at the best of all but the one at that place.
+    fn soonest_but(&self, place: usize) -> f64 {
+        let others = self.costs.iter().enumerate().filter(|&(other, _)| other != place);
+        others.map(|(_, cost)| cost.real).fold(f64::INFINITY, f64::min)
     }
 
     /// Why a request goes to that one.
@@ -163,16 +164,17 @@ impl Strategy for CacheAware {
             return Some(Choice { reason: Reason::NoKey, ..choice });
         };
         let field = Field::look(sight, chunks, candidates, &self.pictures, self.routers);
-        let way = Way { sight, chunks, field, candidates };
-        let (best, cost) = way.cheapest()?;
+        let costs = field.all.iter().map(|one| field.cost(one, sight, chunks)).collect();
+        let way = Way { sight, chunks, field, costs, candidates };
+        let best = way.cheapest()?;
         if !way.field.is_wrong() {
-            let forecast = self.expect(&way, best, &cost);
+            let (forecast, best) = (self.expect(&way, best), &way.field.all[best]);
             return Some(Choice { forecast: Some(forecast), ..Choice::new(best.replica.lease(), way.reason(best)) });
         }
         let choice = self.ring.choose(aim, candidates, rng)?;
-        let taken = way.field.all.iter().find(|one| one.replica.is(choice.lease.replica()));
+        let taken = way.field.all.iter().position(|one| one.replica.is(choice.lease.replica()));
         // It is still expected, so that it shows when the pictures are right again.
-        let forecast = taken.map(|taken| self.expect(&way, taken, &way.field.cost(taken, sight, chunks)));
+        let forecast = taken.map(|taken| self.expect(&way, taken));
         Some(Choice { forecast, ..choice })
     }
 
