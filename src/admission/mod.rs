@@ -12,6 +12,7 @@
 //!   the one that has waited longest, so that a flow of better ones starves nobody.
 
 mod class;
+mod hold;
 mod pace;
 mod queue;
 
@@ -21,8 +22,9 @@ mod tests;
 use std::time::Duration;
 
 pub use class::QUANTUM;
+pub use hold::{Hold, Holdable, Place};
 pub use pace::Pace;
-pub use queue::{Entry, Full, Queue, Ticket};
+pub use queue::{Entry, Queue, Ticket};
 
 /// How much runs at one time, and who may wait for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +41,19 @@ pub struct Settings {
     pub queue_timeout: Duration,
     /// Waiting so long is worth one step of priority.
     pub queue_aging: Duration,
+    /// Where nothing is limited: a request waits while the replica where it should go has so many seconds of prompts to compute before it; zero: none does.
+    pub hold: Duration,
+    /// How long it waits for that before it goes all the same.
+    pub hold_timeout: Duration,
+}
+
+/// Why a request may not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// As many requests wait as may.
+    Requests,
+    /// With its body there would be more bytes than may be.
+    Bytes,
 }
 
 impl Default for Settings {
@@ -50,6 +65,8 @@ impl Default for Settings {
             queue_max_bytes: 256 << 20,
             queue_timeout: Duration::from_secs(30),
             queue_aging: Duration::from_secs(5),
+            hold: Duration::from_millis(250),
+            hold_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -58,6 +75,23 @@ impl Settings {
     /// Whether anything is limited at all. Where nothing is, nobody waits.
     pub fn is_on(&self) -> bool {
         self.max_outstanding > 0 || self.max_outstanding_total > 0
+    }
+
+    /// Whether requests are held back while replicas have enough to do. Where there are limits, these say who waits.
+    pub fn holds(&self) -> bool {
+        !self.is_on() && !self.hold.is_zero()
+    }
+
+    /// Whether one more request with so many bytes may wait beside those that do. Bounds hold for whoever comes: those who wait already stay, whatever is
+    /// set meanwhile.
+    fn room_for(&self, size: usize, requests: usize, bytes: usize) -> Result<(), Full> {
+        if requests >= self.queue_max_requests {
+            Err(Full::Requests)
+        } else if bytes.saturating_add(size) > self.queue_max_bytes {
+            Err(Full::Bytes)
+        } else {
+            Ok(())
+        }
     }
 
     /// Requests that may be in flight on one replica; `None`: any number.

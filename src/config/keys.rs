@@ -349,6 +349,18 @@ pub(super) static KEYS: &[Key] = &[
         "5s",
         Kind::Time(Duration::from_millis(1)..=HOUR, at!(admission.queue_aging)),
     ),
+    key(
+        "hold",
+        "Under cache_aware, where nothing is limited: a request waits while the replica it should go to has prompts of so long to compute before it, and the shortest go first. 0s: all go at once.",
+        "250ms",
+        Kind::Time(NO_TIME..=MINUTE, at!(admission.hold)),
+    ),
+    key(
+        "hold_timeout",
+        "How long a request waits for that at most; then it goes all the same.",
+        "10s",
+        Kind::Time(NO_TIME..=HOUR, at!(admission.hold_timeout)),
+    ),
     // The request path.
     key(
         "response_headers",

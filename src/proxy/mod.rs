@@ -225,7 +225,8 @@ impl Proxy {
         let surface = self.judge(&rules.settings, &head, record)?;
         let identifier = headers::identifier(&head.headers)?;
         // Where nobody waits it means nothing here, and passes whatever it is.
-        let priority = if rules.admission.is_on() { headers::priority(&head.headers)? } else { None };
+        let may_wait = rules.admission.is_on() || rules.admission.holds() && rules.chooser.wants_chunks();
+        let priority = if may_wait { headers::priority(&head.headers)? } else { None };
         let patience = headers::timeout(&head.headers)?.map(|limit| Patience::of_client(record.begun(), limit));
         if head.method != Method::OPTIONS
             && let Some(own) = local::answer(self, surface, &head).await

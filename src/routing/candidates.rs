@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::cmp::Ordering;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::fleet::{Pool, Replica};
 use crate::request::Key;
@@ -20,18 +20,30 @@ pub struct Candidates<'a> {
     eligible: OnceCell<Cow<'a, [bool]>>,
     /// Who has so many in flight takes no more.
     limit: Option<u64>,
+    /// Who has so many seconds of prompts to compute before it has enough to do.
+    hold: Option<Duration>,
 }
 
 impl<'a> Candidates<'a> {
     /// The members of `pool` that a request may go to at `now` which was at `tried` already.
     pub fn new(pool: &'a Pool, tried: &'a [Arc<Replica>], now: Instant) -> Self {
-        Self { pool, tried, now, eligible: OnceCell::new(), limit: None }
+        Self { pool, tried, now, eligible: OnceCell::new(), limit: None, hold: None }
     }
 
     /// Those of them that have fewer than `limit` in flight; all of them where there is no limit. It is kept exactly only where one choice is made after
     /// the other.
     pub fn below(self, limit: Option<u64>) -> Self {
         Self { limit, ..self }
+    }
+
+    /// The same; but nobody is chosen where the one that would be has so many seconds of prompts to compute, as far as its strategy knows that.
+    pub fn within(self, hold: Option<Duration>) -> Self {
+        Self { hold, ..self }
+    }
+
+    /// Whether one that has so many seconds of prompts to compute has enough to do.
+    pub(super) fn is_enough(&self, seconds: f64) -> bool {
+        self.hold.is_some_and(|hold| seconds >= hold.as_secs_f64())
     }
 
     /// The moment.

@@ -173,6 +173,13 @@ pub enum Aim {
     ByKey(Sight),
 }
 
+impl Aim {
+    /// Whether it is known what it would be to send it to each replica, by a strategy that has pictures of them.
+    pub fn is_by_cost(&self) -> bool {
+        matches!(self, Self::ByKey(Sight { chunks: Some(_), .. }))
+    }
+}
+
 /// What a strategy can tell of itself and one pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Insight {
@@ -209,6 +216,19 @@ pub struct PictureInsight {
     pub ahead_tokens: f64,
 }
 
+/// What it would be to send a request to a replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// Who.
+    pub incarnation: u64,
+    /// What choices are made by, in seconds; least is best.
+    pub cost: f64,
+    /// Seconds of prompts that it has to compute before.
+    pub ahead: f64,
+    /// Seconds that the request's own prompt would take.
+    pub uncached: f64,
+}
+
 /// A rule that picks one of several replicas.
 pub trait Strategy: Send + Sync {
     /// What a request whose prompt has these boundaries, of which there is at least one, is placed by among the members of `pool`. Called once for each.
@@ -223,8 +243,14 @@ pub trait Strategy: Send + Sync {
         true
     }
 
-    /// Picks a candidate; `None` only where there are no candidates.
+    /// Picks a candidate; `None` only where there are none, or where the one it would be has enough to do ([`Candidates::within`]).
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice>;
+
+    /// What it would be to go to each of the candidates that have room, best first among equals; nothing where that is not known. It changes nothing.
+    fn estimates(&self, aim: &Aim, candidates: &Candidates<'_>) -> Vec<Estimate> {
+        let _ = (aim, candidates);
+        Vec::new()
+    }
 
     /// What there is to be seen of it.
     fn insight(&self, pool: &Pool, now: Instant) -> Insight {
@@ -318,12 +344,20 @@ impl Chooser {
         self.strategy.is_enough(boundary, pool)
     }
 
+    /// What it would be to go to each of the candidates that have room; nothing where the strategy does not know that. It changes nothing.
+    pub fn estimates(&self, aim: &Aim, candidates: &Candidates<'_>) -> Vec<Estimate> {
+        match aim {
+            Aim::ByLoad => Vec::new(),
+            _ => self.strategy.estimates(aim, candidates),
+        }
+    }
+
     /// What there is to be seen of the strategy's work for `pool`. It costs time in proportion to the pool.
     pub fn insight(&self, pool: &Pool, now: Instant) -> Insight {
         self.strategy.insight(pool, now)
     }
 
-    /// Picks a candidate; `None` only where there are none. Whatever does no prefill goes by load under every strategy.
+    /// Picks a candidate; `None` only where there are none, or where the one it would be has enough to do ([`Candidates::within`]). Whatever does no prefill goes by load under every strategy.
     pub fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice> {
         let mut choice = match aim {
             Aim::ByLoad => LeastOutstanding.choose(aim, candidates, rng),

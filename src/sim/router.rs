@@ -7,7 +7,7 @@ use super::chance::Chance;
 use super::rule::{Asked, Engine, Moment, Pick, Rule, Seen, View};
 use crate::fleet::{Fleet, Lease, Outcome, Replica, ReplicaSpec, Snapshot, Trial, health};
 use crate::request::{Ask, Usage};
-use crate::routing::{Aim, Candidates, Chooser, Forecast, Reason, Report};
+use crate::routing::{Aim, Candidates, Chooser, Estimate, Forecast, Reason, Report};
 use crate::units::Weight;
 
 /// A router.
@@ -158,6 +158,12 @@ impl Router {
         let Pick { replica, overflow } = rule.choose(asked, &view, &mut self.chance);
         let lease = self.replicas[replica].as_ref()?.lease();
         Some(Chosen { lease, trial: None, replica, overflow, forecast: None })
+    }
+
+    /// What it would be to send a request to each replica.
+    pub(super) fn estimates(&self, aim: &Aim, now: Instant) -> Vec<Estimate> {
+        let (Some(chooser), Some(pool)) = (&self.chooser, self.snapshot.pool(None)) else { return Vec::new() };
+        chooser.estimates(aim, &Candidates::new(pool, &[], now))
     }
 
     /// Takes note of the first byte of an answer.

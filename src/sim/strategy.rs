@@ -13,6 +13,8 @@ pub struct Strategy {
     pub how: How,
     /// What engines tell routers that listen.
     pub told: Told,
+    /// Whether requests are held back while replicas have enough to do, where the strategy knows that.
+    pub holds: bool,
 }
 
 /// What engines tell a strategy that learns from it.
@@ -45,17 +47,20 @@ const ALONE: &str = "prefix_aware:alone";
 const LISTENING: [(&str, Told); 2] =
     [("cache_aware:metrics", Told { usage: false, metrics: true }), ("cache_aware:blind", Told { usage: false, metrics: false })];
 
+/// `cache_aware` that sends each request at once.
+const AT_ONCE: &str = "cache_aware:at_once";
+
 /// What peers that hash a beginning take of it.
 const PEERS_LENGTH: PrefixLength = PrefixLength::clamped(4_096);
 
 impl Strategy {
     /// The strategy of that name, with the defaults for all that the name does not say; or what is wrong with it.
     pub fn parse(name: &str) -> Result<Self, String> {
-        let named = |how| Ok(Self { name: name.to_owned(), how, told: Told::ALL });
+        let named = |how| Ok(Self { name: name.to_owned(), how, told: Told::ALL, holds: name != AT_ONCE });
         if let Some((_, told)) = LISTENING.iter().find(|(known, _)| *known == name) {
             let strategy = StrategyName::CacheAware;
             let how = How::Production(routing::Settings { strategy, ..routing::Settings::default() });
-            return Ok(Self { name: name.to_owned(), how, told: *told });
+            return Ok(Self { name: name.to_owned(), how, told: *told, holds: true });
         }
         let known = StrategyName::ALL.iter().copied().find(|strategy| strategy.name() == name);
         if let Some(strategy) = known {
@@ -63,6 +68,9 @@ impl Strategy {
         }
         if let Some(peer) = Peer::ALL.iter().copied().find(|peer| peer.name() == name) {
             return named(How::Peer(peer));
+        }
+        if name == AT_ONCE {
+            return named(How::Production(routing::Settings { strategy: StrategyName::CacheAware, ..routing::Settings::default() }));
         }
         if name == ALONE {
             return named(How::Production(routing::Settings {
@@ -98,7 +106,7 @@ impl Strategy {
 /// All names, as they are listed to users.
 pub fn names() -> String {
     let production = StrategyName::ALL.iter().map(|strategy| strategy.name());
-    let variants = ["prefix_aware:LENGTH/THRESHOLD", ALONE].into_iter().chain(LISTENING.map(|(name, _)| name));
+    let variants = ["prefix_aware:LENGTH/THRESHOLD", ALONE, AT_ONCE].into_iter().chain(LISTENING.map(|(name, _)| name));
     let all: Vec<_> = production.chain(variants).chain(Peer::ALL.iter().map(|peer| peer.name())).collect();
     all.join(", ")
 }
@@ -123,6 +131,7 @@ mod tests {
             "least_outstanding",
             "prefix_aware",
             "prefix_aware:alone",
+            "cache_aware:at_once",
             "cache_aware:metrics",
             "cache_aware:blind",
             "oracle",

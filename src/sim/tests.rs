@@ -10,7 +10,7 @@ use super::scenario::{Failure, Run, Scenario};
 use super::strategy::{Strategy, names};
 use super::workload::{Files, Traffic, Workload};
 
-const ALL: [&str; 15] = [
+const ALL: [&str; 16] = [
     "random",
     "round_robin",
     "least_outstanding",
@@ -18,6 +18,7 @@ const ALL: [&str; 15] = [
     "prefix_aware:4096/64",
     "prefix_aware:alone",
     "cache_aware",
+    "cache_aware:at_once",
     "cache_aware:metrics",
     "cache_aware:blind",
     "oracle",
@@ -214,4 +215,18 @@ fn all_strategies_are_tried_here() {
     for name in names().split(", ").filter(|name| !name.contains('/')) {
         assert!(ALL.contains(&name), "{name}");
     }
+}
+
+/// Where all is well nobody waits, so it makes no difference; where there is too much to do, those go first that have little to compute.
+#[test]
+fn holding_back_pays_where_there_is_too_much_to_do_and_changes_nothing_where_there_is_not() {
+    let (few, many) = (traffic("unique", 500, 1), traffic("mixed", 4_000, 1));
+    let calm = ["cache_aware", "cache_aware:at_once"].map(|strategy| times(&run(&scenario(strategy, 0.5), &few, Instant::now())));
+    assert!(calm[0] == calm[1], "nobody had to wait");
+    let [held, at_once] = ["cache_aware", "cache_aware:at_once"].map(|strategy| figures(&scenario(strategy, 60.0), &many));
+    let of = |figures: &Figures| (figures.first_token_mean_ms, figures.first_token_ms.p90, figures.first_token_ms.p99);
+    let (mean, p90, p99) = of(&held);
+    let (mean_at_once, p90_at_once, p99_at_once) = of(&at_once);
+    assert!(mean < mean_at_once * 0.9, "{mean} {mean_at_once}; {p90} {p90_at_once}; {p99} {p99_at_once}");
+    assert!(p99 < p99_at_once * 1.1, "{p99} {p99_at_once}");
 }

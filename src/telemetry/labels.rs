@@ -41,6 +41,33 @@ impl QueueBound {
     }
 }
 
+/// How it ended that a request was held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
+pub enum HoldEnd {
+    /// Its turn came.
+    Turn,
+    /// It had waited for `hold_timeout`, and went all the same.
+    Time,
+    /// As many waited as may; it went at once.
+    Full,
+    /// It was given up.
+    Left,
+}
+
+impl HoldEnd {
+    pub(super) const ALL: &[Self] = Self::VARIANTS;
+
+    /// The label in metrics.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Turn => "turn",
+            Self::Time => "timeout",
+            Self::Full => "full",
+            Self::Left => "left",
+        }
+    }
+}
+
 /// Why a request was sent once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, VariantArray)]
 pub enum RetryCause {

@@ -13,7 +13,7 @@ use prometheus::{
 
 use super::engine::Engines;
 use super::forecasts::Forecasts;
-use super::labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError};
+use super::labels::{HoldEnd, Limit, QueueBound, Reload, RetryCause, UpstreamError};
 use super::placement::Placement;
 use super::requests::Requests;
 use crate::fleet::{ByIncarnation, Incarnation, Replica, Snapshot, State};
@@ -45,6 +45,9 @@ pub struct Metrics {
     queue_bytes: IntGauge,
     queue_refused: IntCounterVec,
     queue_seconds: Histogram,
+    held_requests: IntGauge,
+    held_bytes: IntGauge,
+    holds: IntCounterVec,
     limit_hits: IntCounterVec,
     connections: IntGauge,
     buffered: IntGauge,
@@ -115,9 +118,15 @@ impl Metrics {
                 &["bound"],
             )?,
             queue_seconds: Histogram::with_opts(
-                HistogramOpts::new("prefix_router_queue_seconds", "Time that requests waited for a replica with room, however that ended.")
+                HistogramOpts::new("prefix_router_queue_seconds", "Time that requests waited, for room or held back, however that ended.")
                     .buckets(QUEUE_BUCKETS.to_vec()),
             )?,
+            held_requests: IntGauge::new(
+                "prefix_router_held_requests",
+                "Requests that are held back while the replica that each should go to has enough to do.",
+            )?,
+            held_bytes: IntGauge::new("prefix_router_held_bytes", "Bytes of the bodies of requests that are held back.")?,
+            holds: counter("prefix_router_holds_total", "Requests that were held back, by how that ended.", &["end"])?,
             lookups: counter("prefix_router_discovery_lookups_total", "Lookups of a source of replicas by result.", &["source", "result"])?,
             discovered: gauge("prefix_router_discovery_replicas", "Replicas in a source's last good answer, while it holds.", &["source"])?,
             answered: {
@@ -147,6 +156,8 @@ impl Metrics {
         registry.register(Box::new(metrics.queue_requests.clone()))?;
         registry.register(Box::new(metrics.queue_bytes.clone()))?;
         registry.register(Box::new(metrics.queue_seconds.clone()))?;
+        registry.register(Box::new(metrics.held_requests.clone()))?;
+        registry.register(Box::new(metrics.held_bytes.clone()))?;
         registry.register(Box::new(metrics.last_reload.clone()))?;
         registry.register(Box::new(metrics.reload_successful.clone()))?;
         for &result in Reload::ALL {
@@ -162,6 +173,9 @@ impl Metrics {
         registry.register(Box::new(build))?;
         for &cause in RetryCause::ALL {
             metrics.retries.with_label_values(&[cause.label()]);
+        }
+        for &end in HoldEnd::ALL {
+            metrics.holds.with_label_values(&[end.label()]);
         }
         for &bound in QueueBound::ALL {
             metrics.queue_refused.with_label_values(&[bound.label()]);
@@ -266,6 +280,17 @@ impl Metrics {
     /// Counts a request that was not let wait, or not any longer.
     pub fn refused_waiting(&self, bound: QueueBound) {
         self.queue_refused.with_label_values(&[bound.label()]).inc();
+    }
+
+    /// Shows who is held back now: requests, and bytes of their bodies.
+    pub fn show_held(&self, requests: usize, bytes: usize) {
+        self.held_requests.set(i64::try_from(requests).unwrap_or(i64::MAX));
+        self.held_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// Counts a request that was held back, or for which there was no room.
+    pub fn held(&self, end: HoldEnd) {
+        self.holds.with_label_values(&[end.label()]).inc();
     }
 
     /// Takes note of how long a request waited.

@@ -12,7 +12,7 @@ mod requests;
 use tracing::Level;
 
 pub use access_log::Record;
-pub use labels::{Limit, QueueBound, Reload, RetryCause, UpstreamError};
+pub use labels::{HoldEnd, Limit, QueueBound, Reload, RetryCause, UpstreamError};
 pub use log::{Log, start};
 pub use metrics::Metrics;
 

@@ -31,6 +31,7 @@ mod exposure;
 mod framing;
 mod headers;
 mod health;
+mod holding;
 mod limits;
 mod loss;
 mod metrics;

@@ -66,6 +66,8 @@ queue_max_requests: 0
 queue_max_bytes: 1GiB
 queue_timeout: 0s
 queue_aging: 100ms
+hold: 1s
+hold_timeout: 0s
 response_headers: False
 expose_paths: [/sleep, /debug/*]
 retries: 0

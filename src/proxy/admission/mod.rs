@@ -11,6 +11,8 @@
 //! room. Between the two steps both sides have a fence, so at least one of them sees the other: either the request that ended finds somebody
 //! waiting, or the one that begins to wait finds the room.
 
+mod holding;
+
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +34,7 @@ use crate::request::{Ask, Usage};
 use crate::routing::{Aim, Candidates, Chooser, Forecast, Reason};
 use crate::telemetry::{Metrics, QueueBound, Record};
 use crate::upstream::Upstream;
+use holding::Holding;
 
 /// How often those who wait are looked after where nothing happens: a replica may become eligible by time alone.
 const TICK: Duration = Duration::from_millis(500);
@@ -77,6 +80,7 @@ impl Slot {
         if let Some(lesson) = &mut self.lesson {
             lesson.began = (tells && lesson.forecast.streams).then(now);
             lesson.chooser.began(&lesson.forecast, lesson.began.map(|began| began - lesson.sent));
+            self.release.admission.holding.stir();
         }
     }
 
@@ -153,6 +157,7 @@ enum Found {
 pub(super) struct Admission {
     fleet: Arc<LiveFleet>,
     metrics: Arc<Metrics>,
+    holding: Holding,
     state: Mutex<State>,
     /// Slots there are.
     total: AtomicU64,
@@ -185,12 +190,14 @@ impl Drop for Place<'_> {
 
 impl Admission {
     pub(super) fn new(fleet: Arc<LiveFleet>, metrics: Arc<Metrics>, settings: Settings) -> Arc<Self> {
+        let holding = Holding::new(Arc::clone(&fleet), Arc::clone(&metrics), settings.clone());
         let state = State { queue: Queue::default(), settings, pace: Pace::default() };
-        Arc::new(Self { fleet, metrics, state: Mutex::new(state), total: AtomicU64::new(0), waiting: AtomicUsize::new(0) })
+        Arc::new(Self { fleet, metrics, holding, state: Mutex::new(state), total: AtomicU64::new(0), waiting: AtomicUsize::new(0) })
     }
 
     /// Limits and bounds from now on.
     pub(super) fn follow(self: &Arc<Self>, settings: Settings) {
+        self.holding.follow(settings.clone());
         let mut state = self.lock();
         state.settings = settings;
         self.serve(&mut state);
@@ -198,6 +205,10 @@ impl Admission {
 
     /// Looks after those who wait whenever the fleet changes.
     pub(super) async fn attend(self: &Arc<Self>) {
+        tokio::join!(self.look_after_the_queue(), self.holding.attend());
+    }
+
+    async fn look_after_the_queue(self: &Arc<Self>) {
         let mut changes = self.fleet.changes();
         loop {
             if let Ok(Err(_)) = timeout(TICK, changes.changed()).await {
@@ -215,12 +226,9 @@ impl Admission {
         cut: &CancellationToken,
         record: &mut Record,
     ) -> Result<Option<Chosen>, ProxyError> {
-        let Caller { ask, aim, tried, chooser, settings, .. } = caller;
+        let settings = caller.settings;
         if !settings.is_on() {
-            return Ok(match self.choose(&self.fleet.view(), settings, (ask.model.as_deref(), aim), tried, chooser)? {
-                Found::Chosen(chosen) => Some(chosen),
-                Found::Full | Found::Nobody => None,
-            });
+            return self.admit_unlimited(caller, cut, record).await;
         }
         let mut place = match self.enter(caller)? {
             Ok(chosen) => return Ok(chosen),
@@ -240,6 +248,29 @@ impl Admission {
         result
     }
 
+    /// The same where nothing is limited: when there is something to do for it.
+    async fn admit_unlimited(
+        self: &Arc<Self>,
+        caller: Caller<'_>,
+        cut: &CancellationToken,
+        record: &mut Record,
+    ) -> Result<Option<Chosen>, ProxyError> {
+        let Caller { ask, aim, tried, chooser, settings, .. } = caller;
+        let choose = |hold| self.choose(&self.fleet.view(), settings, hold, (ask.model.as_deref(), aim), tried, chooser);
+        // What is tried again has waited before.
+        let hold = (settings.holds() && aim.is_by_cost() && tried.is_empty()).then_some(settings.hold);
+        let mut found = if hold.is_some() && self.holding.is_anybody() { Found::Full } else { choose(hold)? };
+        if matches!((&found, hold), (Found::Full, Some(_))) {
+            let stay = self.holding.wait(&caller, cut, record).await?;
+            found = choose(None)?;
+            drop(stay);
+        }
+        Ok(match found {
+            Found::Chosen(chosen) => Some(chosen),
+            Found::Full | Found::Nobody => None,
+        })
+    }
+
     /// A choice at once, or a place in the queue.
     fn enter(self: &Arc<Self>, caller: Caller<'_>) -> Result<Result<Option<Chosen>, Place<'_>>, ProxyError> {
         let Caller { ask, aim, tried, chooser, size, arrived, .. } = caller;
@@ -247,7 +278,7 @@ impl Admission {
         // Those who wait come first. What room there is afterwards is none that anybody of them could use.
         self.serve(&mut state);
         let view = self.fleet.view();
-        match self.choose(&view, &state.settings, (ask.model.as_deref(), aim), tried, chooser)? {
+        match self.choose(&view, &state.settings, None, (ask.model.as_deref(), aim), tried, chooser)? {
             Found::Chosen(chosen) => return Ok(Ok(Some(chosen))),
             Found::Nobody => return Ok(Ok(None)),
             Found::Full => {}
@@ -281,6 +312,7 @@ impl Admission {
     fn pump(self: &Arc<Self>) {
         // See above why nobody is forgotten.
         fence(Ordering::SeqCst);
+        self.holding.stir();
         if self.waiting.load(Ordering::Relaxed) > 0 {
             self.serve(&mut self.lock());
         }
@@ -295,7 +327,7 @@ impl Admission {
         let State { queue, settings, pace } = state;
         loop {
             let popped = queue.pop(now, settings, |waiter| {
-                match self.choose(&view, settings, (waiter.model.as_deref(), &waiter.aim), &waiter.tried, &waiter.chooser) {
+                match self.choose(&view, settings, None, (waiter.model.as_deref(), &waiter.aim), &waiter.tried, &waiter.chooser) {
                     Ok(Found::Chosen(chosen)) => Some(Some(chosen)),
                     Ok(Found::Full) => None,
                     // It is told so; that its model is gone from the fleet comes to the same for it.
@@ -314,18 +346,19 @@ impl Admission {
         self.show(state);
     }
 
-    /// Picks a replica that has room.
+    /// Picks a replica that has room; and less than `hold` to do, where there is one.
     fn choose(
         self: &Arc<Self>,
         view: &View,
         settings: &Settings,
+        hold: Option<Duration>,
         (model, aim): (Option<&str>, &Aim),
         tried: &[Arc<Replica>],
         chooser: &Arc<Chooser>,
     ) -> Result<Found, ProxyError> {
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
         let sent = now();
-        let candidates = Candidates::new(pool, tried, sent).below(settings.limit());
+        let candidates = Candidates::new(pool, tried, sent).below(settings.limit()).within(hold);
         let full = settings.total_limit().is_some_and(|limit| self.total.load(Ordering::Relaxed) >= limit);
         let choice = if full { None } else { chooser.choose(aim, &candidates, &mut rand::rng()) };
         let Some(choice) = choice else {

@@ -25,8 +25,9 @@ pub(super) struct Candidate<'a> {
     pub(super) rank: usize,
     /// Bytes at the beginning of the prompt that it is thought to hold.
     pub(super) held: usize,
-    /// Tokens that it has still to compute.
+    /// Tokens that it has still to compute; and those of them that are this router's.
     pub(super) ahead: f64,
+    pub(super) own_ahead: f64,
     /// Requests in flight there; and those of them that are this router's.
     pub(super) outstanding: f64,
     pub(super) own: f64,
@@ -77,7 +78,7 @@ impl<'a> Field<'a> {
                 state.notice(replica);
                 (state.matched(chunks), state.ahead(candidates.now()), state.others(candidates.now()), state.learnt, state.check.is_wrong())
             };
-            let mut waiting = 0.0;
+            let (mut waiting, own_ahead) = (0.0, ahead);
             match others {
                 Some([running, waits]) => {
                     outstanding += running + waits;
@@ -90,7 +91,7 @@ impl<'a> Field<'a> {
                 }
             }
             let weight = replica.weight() as f64 / mean;
-            Candidate { replica, picture, rank, held, ahead, outstanding, own, weight, is_wrong, learnt, waiting }
+            Candidate { replica, picture, rank, held, ahead, own_ahead, outstanding, own, weight, is_wrong, learnt, waiting }
         };
         // The key's order first: the first of equals is taken.
         let order = candidates.order_regardless_of_room(sight.key).enumerate();
@@ -112,7 +113,8 @@ impl<'a> Field<'a> {
             let others = if routers > 0 { 1.0 - 1.0 / f64::from(routers) } else { together.others.unwrap_or(UNKNOWN_OTHERS) };
             let (reuse, routers) = (sight.seen.reuse(), 1.0 / (1.0 - others).max(LEAST_SHARE));
             field.astray = ASTRAY * reuse * others * promised * nowhere;
-            field.rank = RANK.max(RANK_TOKENS * promised) * (1.0 + AGREEMENT * reuse * routers);
+            let share = nowhere * values.bytes_per_token / chunks.bytes.max(1) as f64;
+            field.rank = RANK.max(RANK_TOKENS * promised * share) * (1.0 + AGREEMENT * reuse * routers * share);
         }
         field
     }

@@ -22,7 +22,7 @@ pub use picture::Report;
 use super::least_outstanding::LeastOutstanding;
 use super::prefix_aware::PrefixAware;
 use super::sight::Sight;
-use super::{Aim, Candidates, Choice, Insight, PictureInsight, Reason, Settings, Strategy};
+use super::{Aim, Candidates, Choice, Estimate, Insight, PictureInsight, Reason, Settings, Strategy};
 use crate::fleet::{Pool, Replica};
 use crate::request::{Ask, Boundaries, Boundary, Chunks, Usage};
 use candidate::{Candidate, Cost, Field};
@@ -70,6 +70,13 @@ impl CacheAware {
     /// Whether others send requests to these replicas as well, as far as anybody says.
     fn shares(&self) -> bool {
         self.routers != 1
+    }
+
+    /// A request, and what it would be to go to each of the candidates.
+    fn way<'a, 'b>(&self, sight: &'b Sight, chunks: &'b Arc<Chunks>, candidates: &'b Candidates<'a>) -> Way<'a, 'b> {
+        let field = Field::look(sight, chunks, candidates, &self.pictures, self.routers);
+        let costs = field.all.iter().map(|one| field.cost(one, sight, chunks)).collect();
+        Way { sight, chunks, field, costs, candidates }
     }
 
     /// What is expected of a request that goes to the candidate at that place. From now on it counts there.
@@ -130,6 +137,11 @@ impl Way<'_, '_> {
         others.map(|(_, cost)| cost.real).fold(f64::INFINITY, f64::min)
     }
 
+    /// Seconds of prompts that the one at that place has to compute before.
+    fn seconds_ahead(&self, place: usize) -> f64 {
+        self.costs[place].values.seconds_per_token * self.field.all[place].own_ahead
+    }
+
     /// Why a request goes to that one.
     fn reason(&self, chosen: &Candidate<'_>) -> Reason {
         let of_first = self.field.all.first().filter(|first| first.rank == 0).map_or(usize::MAX, |first| first.held);
@@ -163,11 +175,13 @@ impl Strategy for CacheAware {
             let choice = LeastOutstanding.choose(aim, candidates, rng)?;
             return Some(Choice { reason: Reason::NoKey, ..choice });
         };
-        let field = Field::look(sight, chunks, candidates, &self.pictures, self.routers);
-        let costs = field.all.iter().map(|one| field.cost(one, sight, chunks)).collect();
-        let way = Way { sight, chunks, field, costs, candidates };
+        let way = self.way(sight, chunks, candidates);
         let best = way.cheapest()?;
         if !way.field.is_wrong() {
+            if candidates.is_enough(way.seconds_ahead(best)) {
+                return None;
+            }
+            way.field.all.iter().for_each(|one| one.picture.state().learnt.fade());
             let (forecast, best) = (self.expect(&way, best), &way.field.all[best]);
             return Some(Choice { forecast: Some(forecast), ..Choice::new(best.replica.lease(), way.reason(best)) });
         }
@@ -176,6 +190,22 @@ impl Strategy for CacheAware {
         // It is still expected, so that it shows when the pictures are right again.
         let forecast = taken.map(|taken| self.expect(&way, taken));
         Some(Choice { forecast, ..choice })
+    }
+
+    fn estimates(&self, aim: &Aim, candidates: &Candidates<'_>) -> Vec<Estimate> {
+        let Aim::ByKey(sight @ Sight { chunks: Some(chunks), .. }) = aim else { return Vec::new() };
+        let way = self.way(sight, chunks, candidates);
+        // Where they are wrong there is nothing to wait for.
+        if way.field.is_wrong() {
+            return Vec::new();
+        }
+        let estimate = |(place, (one, cost)): (usize, (&Candidate<'_>, &Cost))| Estimate {
+            incarnation: one.replica.incarnation(),
+            cost: cost.seconds,
+            ahead: way.seconds_ahead(place),
+            uncached: cost.values.seconds_per_token * cost.uncached,
+        };
+        way.field.all.iter().zip(&way.costs).enumerate().map(estimate).collect()
     }
 
     fn insight(&self, pool: &Pool, now: Instant) -> Insight {

@@ -141,7 +141,6 @@ impl State {
         if std::mem::replace(&mut self.returns, replica.returns()) != self.returns && !self.shows_restarts {
             self.begin_anew();
         }
-        self.learnt.fade();
     }
 
     /// Bytes at the beginning of a prompt that it holds, or will when it comes to that prompt.

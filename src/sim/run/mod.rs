@@ -2,23 +2,27 @@
 //!
 //! Whole nanoseconds, one event after the other, in an order that nothing but the scenario decides.
 
+mod failure;
+mod holding;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::chance::Chance;
-use super::prompt::Prompt;
-use super::replica::{Progress, ReplicaModel, Request};
-use super::report::Sample;
-use super::router::{Chosen, Router, World};
-use super::rule::{Asked, Engine, Moment, Rule, Seen};
-use super::scenario::{Run, Scenario};
-use super::strategy::How;
-use super::workload::{Starts, Traffic, arrivals};
+use crate::admission::{self, Hold};
 use crate::fleet::{Lease, Outcome, Trial};
 use crate::request::{Ask, Boundaries, Placement, Usage};
 use crate::routing::{Aim, Chooser, Forecast};
+use crate::sim::chance::Chance;
+use crate::sim::prompt::Prompt;
+use crate::sim::replica::{Progress, ReplicaModel, Request};
+use crate::sim::report::Sample;
+use crate::sim::router::{Chosen, Router, World};
+use crate::sim::rule::{Asked, Engine, Moment, Rule, Seen};
+use crate::sim::scenario::{Run, Scenario};
+use crate::sim::strategy::How;
+use crate::sim::workload::{Starts, Traffic, arrivals};
 
 /// Between a client and an engine, there and back: added to every time that a client measures.
 const NETWORK: Duration = Duration::from_millis(15);
@@ -57,6 +61,8 @@ struct Flight {
     conversation: usize,
     router: usize,
     arrived: Moment,
+    /// When it was sent last.
+    sent: Moment,
     prompt_tokens: usize,
     /// While it is in flight.
     lease: Option<Lease>,
@@ -100,6 +106,9 @@ struct Simulation<'a> {
     changed: Option<Moment>,
     /// Clears up what a step made.
     progress: Vec<Progress>,
+    /// Whom each router holds back, and by what rules.
+    held: Vec<Hold<usize>>,
+    admission: admission::Settings,
 }
 
 /// Simulates `traffic`. What the core takes for the time is counted from `epoch`, which changes nothing.
@@ -117,7 +126,7 @@ impl<'a> Simulation<'a> {
             How::Peer(peer) => (None, Some(*peer)),
         };
         let requests = traffic.requests();
-        let cold = (requests as f64 * super::report::COLD) as usize;
+        let cold = (requests as f64 * crate::sim::report::COLD) as usize;
         let rules = peer.map_or(0, |peer| if peer.knows_all() { 1 } else { routers });
         let mut simulation = Self {
             scenario,
@@ -147,6 +156,8 @@ impl<'a> Simulation<'a> {
             late: 0,
             changed: None,
             progress: Vec::new(),
+            held: (0..routers).map(|_| Hold::default()).collect(),
+            admission: admission::Settings::default(),
         };
         simulation.live.resize_with(traffic.conversations.len(), Live::default);
         (0..scenario.replicas).for_each(|_| simulation.add_engine());
@@ -270,6 +281,7 @@ impl<'a> Simulation<'a> {
         self.routers[router].seen = self.engines.iter().map(seen).collect();
         let instant = self.instant();
         self.routers[router].hear(&self.engines, instant);
+        self.release(router);
         let goes_on = self.open > 0 || self.events.iter().any(|Reverse((.., event))| matches!(event, Event::Ask(_)));
         if let Some(age) = self.metrics_age().filter(|_| goes_on) {
             self.at(self.now + nanos(age).max(1), Event::Look(router));
@@ -318,6 +330,7 @@ impl<'a> Simulation<'a> {
             conversation,
             router,
             arrived: self.now,
+            sent: self.now,
             prompt_tokens,
             lease: None,
             trial: None,
@@ -331,11 +344,12 @@ impl<'a> Simulation<'a> {
             output_tokens: turn.answer.tokens,
         });
         self.open += 1;
-        self.send(id, Vec::new());
+        self.hold(id);
     }
 
     /// Sends a request to whom its router chooses, who is none of `tried`.
     fn send(&mut self, id: usize, mut tried: Vec<usize>) {
+        self.flights[id].sent = self.now;
         let (instant, block_size) = (self.instant(), self.scenario.engine.block_size);
         loop {
             let flight = &self.flights[id];
@@ -400,6 +414,7 @@ impl<'a> Simulation<'a> {
             }
         }
         self.progress = progress;
+        (0..self.routers.len()).for_each(|router| self.release(router));
         self.start_step(replica);
     }
 
@@ -412,7 +427,8 @@ impl<'a> Simulation<'a> {
         }
         let took = Duration::from_nanos(self.now - flight.arrived) + NETWORK;
         if let Some(forecast) = &flight.forecast {
-            self.routers[flight.router].began(forecast, took);
+            let sent = Duration::from_nanos(self.now - flight.sent) + NETWORK;
+            self.routers[flight.router].began(forecast, sent);
         }
         let is_measured = id >= self.cold && (flight.arrived <= self.last_start || self.is_closed());
         if is_measured && self.scenario.give_up.is_some_and(|most| took >= most) {
@@ -471,30 +487,6 @@ impl<'a> Simulation<'a> {
         self.open -= 1;
         self.failed += self.traffic.conversations[conversation].turns.len() - self.live[conversation].turn;
         self.next_conversation(conversation);
-    }
-
-    /// A replica dies: what has begun to be answered breaks off, all else is sent elsewhere.
-    fn die(&mut self) {
-        let Some(failure) = self.scenario.failure else { return };
-        let (instant, replica) = (self.instant(), failure.replica);
-        let ids: Vec<usize> = self.engines[replica].model.everybody().map(|one| one.id as usize).collect();
-        let work = &mut self.engines[replica];
-        let counted = work.model.prefill_seconds();
-        work.model = ReplicaModel::new(self.scenario.engine.clone());
-        (work.step_ends, work.is_up) = (None, false);
-        // What it did before it died is not forgotten.
-        if let Some(work) = self.work.get_mut(replica) {
-            work.1 -= counted;
-        }
-        for id in ids {
-            self.over_for_the_rule(id, replica);
-            let flight = &mut self.flights[id];
-            (flight.lease, flight.trial, flight.forecast) = (None, None, None);
-            let (router, began) = (flight.router, flight.first_token.is_some());
-            self.routers[router].observe(replica, if began { Outcome::CutOff } else { Outcome::Broke }, instant);
-            if began { self.fail(id) } else { self.send(id, vec![replica]) }
-        }
-        self.rules.iter_mut().for_each(|rule| rule.restarted(replica));
     }
 
     fn over_for_the_rule(&mut self, id: usize, replica: usize) {
