@@ -6,7 +6,7 @@
 //! 2. `proxy` judges the head, reads the body, and asks [`request`] what it wants: a model and a key.
 //! 3. [`live`] gives the view of the moment: the [`fleet`]'s picture and the connections to everybody in it. [`routing`] picks a replica on it and
 //!    takes its lease. Where replicas are limited and all are full, the request waits in the queue that [`admission`] keeps, and is chosen for when
-//!    there is room.
+//!    there is room; where its strategy knows that the one it would go to has enough to do, `admission` holds it back until its turn.
 //! 4. `proxy` sends the request through [`upstream`] and waits for the first byte of the answer's body; until then a replica that fails
 //!    is replaced by another.
 //! 5. The answer's body goes on piece by piece; lease, connection and record end with it.
@@ -48,7 +48,7 @@
 //! # Direction of dependencies
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
-//! read no clock; time and chance are arguments. So are `engine`, which uses `fleet`, and `admission` and `recent`, which use nobody. `telemetry`, `upstream`,
+//! read no clock; time and chance are arguments. So are `engine`, which uses `fleet`, `admission`, which uses `routing`, and `recent`, which uses nobody. `telemetry`, `upstream`,
 //! `live`, `discovery`, `probe`, `scrape`, `proxy`, `admin` and `server` see them; `upstream` and `discovery` ask `resolver`, `exchange` speaks HTTP
 //! for `upstream`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
 //! `tests/tidy.rs` checks this.

@@ -8,9 +8,9 @@
 //! is what a fleet that has enough to do lacks time for.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Full, Settings};
+use super::Settings;
 use crate::routing::Estimate;
 
 /// Requests that have so much less to compute, in seconds, go first although they come so many times that later. Of 1, 3 and 10 (and of the order of coming),
@@ -34,6 +34,19 @@ pub struct Holdable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(u64);
 
+/// Why a request is let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The replica it should go to has less to do now, or it is not known any more what it has to do.
+    Turn,
+    /// It has waited for [`Settings::hold_timeout`].
+    Timeout,
+    /// More are held than may, and it is next.
+    Full,
+    /// Nobody is held back any more.
+    Off,
+}
+
 /// Requests that are held back, each with a `T` of the caller's.
 pub struct Hold<T> {
     held: BTreeMap<Place, Held<T>>,
@@ -52,11 +65,13 @@ struct Held<T> {
 /// One of those that are held, as it stands at one moment.
 struct Standing {
     place: Place,
+    priority: i32,
+    size: usize,
+    waited: Duration,
     /// Where it should go.
     best: Estimate,
     /// In seconds; the lowest goes first.
     rank: f64,
-    is_over: bool,
 }
 
 impl<T> Default for Hold<T> {
@@ -65,7 +80,7 @@ impl<T> Default for Hold<T> {
     }
 }
 
-impl<T> Hold<T> {
+impl<T: Clone> Hold<T> {
     /// Requests that are held back, and those that leave.
     pub fn waiting(&self) -> usize {
         self.held.len() + self.leaving.len()
@@ -81,14 +96,13 @@ impl<T> Hold<T> {
         self.bytes
     }
 
-    /// Holds a request back; `value` is dropped where there is no room for it.
-    pub fn push(&mut self, request: Holdable, value: T, settings: &Settings) -> Result<Place, Full> {
-        settings.room_for(request.size, self.held.len(), self.bytes)?;
+    /// Holds a request back, until it is let go. Bounds are kept by those who are let go then.
+    pub fn push(&mut self, request: Holdable, value: T) -> Place {
         let place = Place(self.places);
         self.places += 1;
         self.bytes += request.size;
         self.held.insert(place, Held { request, value });
-        Ok(place)
+        place
     }
 
     /// Takes note that a request waits no longer: it is on its way, or has been given up.
@@ -97,56 +111,83 @@ impl<T> Hold<T> {
         self.take(place);
     }
 
-    /// Lets those go whose turn it is at `now`, and shows them to `go`, the next one first, with
-    /// whether it goes since its time is over. `estimate` says what it would be to send a request to each
-    /// replica; where it says nothing there is nothing to wait for. Each of them is to be removed when it is on its way, and then the next ones are to be
-    /// looked for.
+    /// All that are held back, in the order of coming.
+    pub fn all(&self) -> Vec<(Place, T)> {
+        self.held.iter().map(|(&place, held)| (place, held.value.clone())).collect()
+    }
+
+    /// Lets those go whose turn it is at `now`, and shows them to `go`, the next one first. `estimates` say of each what it would be to send it; where that
+    /// is not known there is nothing to wait for. Who has left meanwhile is left out, and so is who has come. Each of them is to be removed when it is on
+    /// its way, and then the next ones are to be looked for.
     pub fn release(
         &mut self,
         now: Instant,
         settings: &Settings,
-        mut estimate: impl FnMut(&T) -> Vec<Estimate>,
-        mut go: impl FnMut(T, Place, bool),
+        estimates: &[(Place, Option<Estimate>)],
+        mut go: impl FnMut(T, Place, Release),
     ) {
-        let (mut released, mut standings) = (Vec::new(), Vec::with_capacity(self.held.len()));
-        let mut of_flows: HashMap<u64, f64> = HashMap::new();
-        for (&place, Held { request, value }) in &self.held {
-            // The first of equals, as in a choice.
-            let best = estimate(value).into_iter().reduce(|best, one| if one.cost < best.cost { one } else { best });
-            let Some(best) = best else {
-                released.push((place, false, None));
-                continue;
-            };
-            let seconds = request.flow.map_or(best.uncached, |flow| {
-                let of_flow = of_flows.entry(flow).or_default();
-                *of_flow += best.uncached;
-                *of_flow
-            });
-            let waited = now.saturating_duration_since(request.arrived);
-            let steps = f64::from(request.priority) * settings.queue_aging.as_secs_f64();
-            let is_over = !settings.holds() || waited >= settings.hold_timeout;
-            standings.push(Standing { place, best, rank: steps + PATIENCE * seconds - waited.as_secs_f64(), is_over });
+        let (mut released, mut standings) = (Vec::new(), Vec::with_capacity(estimates.len()));
+        let (mut requests, mut bytes) = (self.held.len(), self.bytes);
+        for &(place, best) in estimates {
+            let Some(Held { request: Holdable { priority, size, arrived, .. }, .. }) = self.held.get(&place) else { continue };
+            let (priority, size, waited) = (*priority, *size, now.saturating_duration_since(*arrived));
+            if let Some(best) = best {
+                standings.push(Standing { place, priority, size, waited, best, rank: 0.0 });
+            } else {
+                (requests, bytes) = (requests - 1, bytes - size);
+                released.push((place, Release::Turn, None));
+            }
         }
-        // Who came first is the first of equals.
-        standings.sort_by(|one, other| one.rank.total_cmp(&other.rank));
+        self.rank(&mut standings, settings);
         let mut before: HashMap<u64, f64> = HashMap::new();
         for (replica, seconds) in self.leaving.values() {
             *before.entry(*replica).or_default() += seconds;
         }
-        for Standing { place, best, is_over, .. } in standings {
+        for Standing { place, size, waited, best, .. } in standings {
             let before = before.entry(best.incarnation).or_default();
-            if is_over || best.ahead + *before < settings.hold.as_secs_f64() {
-                released.push((place, is_over, Some((best.incarnation, best.uncached))));
+            let why = if !settings.holds() {
+                Some(Release::Off)
+            } else if best.ahead + *before < settings.hold.as_secs_f64() {
+                Some(Release::Turn)
+            } else if waited >= settings.hold_timeout {
+                Some(Release::Timeout)
+            } else if requests > settings.hold_max_requests || bytes > settings.queue_max_bytes {
+                Some(Release::Full)
+            } else {
+                None
+            };
+            if let Some(why) = why {
+                (requests, bytes) = (requests - 1, bytes - size);
+                released.push((place, why, Some((best.incarnation, best.uncached))));
             }
             // Whoever comes after one that is held is held, too.
             *before += best.uncached;
         }
-        for (place, is_over, leaving) in released {
+        for (place, why, leaving) in released {
             if let Some(value) = self.take(place) {
                 self.leaving.extend(leaving.map(|leaving| (place, leaving)));
-                go(value, place, is_over);
+                go(value, place, why);
             }
         }
+    }
+
+    /// Puts them in the order in which they go.
+    fn rank(&self, standings: &mut [Standing], settings: &Settings) {
+        // Of one identifier what goes first counts first.
+        standings.sort_by_key(|one| (one.priority, one.place));
+        let mut of_flows: HashMap<u64, f64> = HashMap::new();
+        for standing in &mut *standings {
+            let flow = self.held.get(&standing.place).and_then(|held| held.request.flow);
+            let seconds = flow.map_or(standing.best.uncached, |flow| {
+                let of_flow = of_flows.entry(flow).or_default();
+                *of_flow += standing.best.uncached;
+                *of_flow
+            });
+            standing.rank =
+                f64::from(standing.priority) * settings.queue_aging.as_secs_f64() + PATIENCE * seconds - standing.waited.as_secs_f64();
+        }
+        // Who came first is the first of equals.
+        standings.sort_by(|one, other| one.rank.total_cmp(&other.rank).then(one.place.cmp(&other.place)));
     }
 
     fn take(&mut self, place: Place) -> Option<T> {
@@ -158,8 +199,6 @@ impl<T> Hold<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -168,29 +207,29 @@ mod tests {
 
     /// What it would be to go to a replica that has `ahead` seconds before, with a prompt of `uncached` seconds.
     fn estimate(incarnation: u64, ahead: f64, uncached: f64) -> Estimate {
-        Estimate { incarnation, cost: ahead + 2.0 * uncached, ahead, uncached }
+        Estimate { incarnation, ahead, uncached }
     }
 
-    /// What is held is what it would be to go to each replica.
+    /// What is held is what it would be to send it.
     struct Scene {
-        hold: Hold<Vec<Estimate>>,
+        hold: Hold<Option<Estimate>>,
         start: Instant,
         settings: Settings,
     }
 
     impl Scene {
         fn new() -> Self {
-            let settings = Settings { queue_max_requests: 100, hold_timeout: Duration::MAX, ..Settings::default() };
+            let settings = Settings { hold_timeout: Duration::MAX, ..Settings::default() };
             Self { hold: Hold::default(), start: Instant::now(), settings }
         }
 
-        fn push_as(&mut self, at: Duration, priority: i32, flow: Option<u64>, estimates: &[Estimate]) -> Place {
+        fn push_as(&mut self, at: Duration, priority: i32, flow: Option<u64>, estimate: impl Into<Option<Estimate>>) -> Place {
             let request = Holdable { priority, flow, size: 10, arrived: self.start + at };
-            self.hold.push(request, estimates.to_vec(), &self.settings).expect("no bounds")
+            self.hold.push(request, estimate.into())
         }
 
-        fn push(&mut self, at: Duration, estimates: &[Estimate]) -> Place {
-            self.push_as(at, 0, None, estimates)
+        fn push(&mut self, at: Duration, estimate: impl Into<Option<Estimate>>) -> Place {
+            self.push_as(at, 0, None, estimate)
         }
 
         /// Who goes now; they are on their way with that.
@@ -202,8 +241,12 @@ mod tests {
 
         /// Who goes now, and is not on its way yet.
         fn leave(&mut self, at: Duration) -> Vec<Place> {
-            let mut gone = Vec::new();
-            self.hold.release(self.start + at, &self.settings, Clone::clone, |_, place, _| gone.push(place));
+            self.leave_for(at).into_iter().map(|(place, _)| place).collect()
+        }
+
+        fn leave_for(&mut self, at: Duration) -> Vec<(Place, Release)> {
+            let (mut gone, all) = (Vec::new(), self.hold.all());
+            self.hold.release(self.start + at, &self.settings, &all, |_, place, why| gone.push((place, why)));
             gone
         }
     }
@@ -211,23 +254,21 @@ mod tests {
     #[test]
     fn who_finds_enough_before_it_waits_and_who_finds_less_goes() {
         let mut scene = Scene::new();
-        let busy = scene.push(SECOND, &[estimate(1, 0.25, 0.1)]);
-        let free = scene.push(SECOND, &[estimate(2, 0.24, 0.1)]);
-        // Where it should go is what counts, not whether another one has less to do.
-        scene.push(SECOND, &[estimate(1, 0.3, 0.1), estimate(2, 0.0, 1.0)]);
+        let busy = scene.push(SECOND, estimate(1, 0.25, 0.1));
+        let free = scene.push(SECOND, estimate(2, 0.24, 0.1));
         assert_eq!(scene.go(SECOND), [free]);
-        assert_eq!((scene.hold.requests(), scene.hold.bytes()), (2, 20));
-        scene.hold.remove(busy);
-        scene.hold.remove(busy);
         assert_eq!((scene.hold.requests(), scene.hold.bytes()), (1, 10));
+        scene.hold.remove(busy);
+        scene.hold.remove(busy);
+        assert_eq!((scene.hold.requests(), scene.hold.bytes()), (0, 0));
     }
 
     #[test]
     fn who_goes_is_before_all_others_until_it_is_on_its_way_and_counts_there_itself() {
         let mut scene = Scene::new();
-        let first = scene.push(SECOND, &[estimate(1, 0.0, 0.2)]);
-        let second = scene.push(SECOND, &[estimate(1, 0.0, 0.2)]);
-        scene.push(SECOND, &[estimate(1, 0.0, 0.2)]);
+        let first = scene.push(SECOND, estimate(1, 0.0, 0.2));
+        let second = scene.push(SECOND, estimate(1, 0.0, 0.2));
+        scene.push(SECOND, estimate(1, 0.0, 0.2));
         assert_eq!(scene.leave(SECOND), [first, second]);
         assert_eq!((scene.hold.requests(), scene.hold.waiting()), (1, 3));
         assert_eq!(scene.leave(SECOND), []);
@@ -240,18 +281,32 @@ mod tests {
     #[test]
     fn whoever_has_nothing_to_wait_for_goes() {
         let mut scene = Scene::new();
-        scene.push(SECOND, &[estimate(1, 9.0, 0.1)]);
-        let nowhere = scene.push(SECOND, &[]);
+        scene.push(SECOND, estimate(1, 9.0, 0.1));
+        let nowhere = scene.push(SECOND, None);
         assert_eq!(scene.go(SECOND), [nowhere]);
         scene.settings.hold_timeout = 2 * SECOND;
-        assert_eq!(scene.go(3 * SECOND - Duration::from_nanos(1)), []);
-        assert_eq!(scene.go(3 * SECOND).len(), 1);
+        assert_eq!(scene.leave_for(3 * SECOND - Duration::from_nanos(1)), []);
+        assert!(matches!(scene.leave_for(3 * SECOND)[..], [(_, Release::Timeout)]));
         for off in [Settings { hold: Duration::ZERO, ..Settings::default() }, Settings { max_outstanding: 1, ..Settings::default() }] {
             let mut scene = Scene::new();
-            scene.push(SECOND, &[estimate(1, 9.0, 0.1)]);
+            scene.push(SECOND, estimate(1, 9.0, 0.1));
             scene.settings = off;
-            assert_eq!(scene.go(SECOND).len(), 1);
+            assert!(matches!(scene.leave_for(SECOND)[..], [(_, Release::Off)]));
         }
+    }
+
+    #[test]
+    fn who_comes_or_leaves_while_others_are_looked_at_is_left_out() {
+        let mut scene = Scene::new();
+        let (leaves, stays) = (scene.push(SECOND, estimate(1, 0.0, 0.1)), scene.push(SECOND, estimate(1, 0.0, 0.1)));
+        let all = scene.hold.all();
+        scene.hold.remove(leaves);
+        let comes = scene.push(SECOND, estimate(1, 0.0, 0.0));
+        let mut gone = Vec::new();
+        scene.hold.release(scene.start + SECOND, &scene.settings, &all, |_, place, _| gone.push(place));
+        assert_eq!(gone, [stays]);
+        scene.hold.remove(stays);
+        assert_eq!(scene.go(SECOND), [comes]);
     }
 
     #[test]
@@ -260,9 +315,9 @@ mod tests {
             let mut scene = Scene::new();
             let flow = |number: u64| named.then_some(number);
             for _ in 0..4 {
-                scene.push_as(SECOND, 0, flow(1), &[estimate(1, 0.0, 0.3)]);
+                scene.push_as(SECOND, 0, flow(1), estimate(1, 0.0, 0.3));
             }
-            let one = scene.push_as(SECOND, priority, flow(2), &[estimate(1, 0.0, 0.8)]);
+            let one = scene.push_as(SECOND, priority, flow(2), estimate(1, 0.0, 0.8));
             // All at once, in their order.
             scene.settings.hold = Duration::from_secs(1_000);
             scene.go(SECOND).iter().position(|&place| place == one)
@@ -271,20 +326,31 @@ mod tests {
         assert_eq!((order(false, 0), order(true, 0)), (Some(4), Some(2)));
         // A step of priority is worth five seconds of waiting, and so 1.7 s of a prompt.
         assert_eq!((order(false, -1), order(true, 1)), (Some(0), Some(4)));
+        // Of one identifier the more urgent one does not come after the others' work.
+        let mut scene = Scene::new();
+        (0..20).for_each(|_| {
+            scene.push_as(SECOND, 10, Some(1), estimate(1, 9.0, 2.0));
+        });
+        let urgent = scene.push_as(2 * SECOND, 0, Some(1), estimate(1, 0.0, 0.05));
+        scene.settings.hold = Duration::from_secs(1_000);
+        assert_eq!(scene.go(2 * SECOND).first(), Some(&urgent));
     }
 
+    /// Not those who come last, or have most to compute: then the others would wait for longer, the more come.
     #[test]
-    fn bounds_hold_for_whoever_comes() {
-        let mut scene = Scene::new();
-        let request = |size| Holdable { priority: 0, flow: None, size, arrived: Instant::now() };
-        scene.settings = Settings { queue_max_requests: 2, queue_max_bytes: 100, ..Settings::default() };
-        let Scene { hold, settings, .. } = &mut scene;
-        assert_eq!(hold.push(request(101), Vec::new(), settings), Err(Full::Bytes));
-        assert!(hold.push(request(60), Vec::new(), settings).is_ok());
-        assert_eq!(hold.push(request(41), Vec::new(), settings), Err(Full::Bytes));
-        assert!(hold.push(request(40), Vec::new(), settings).is_ok());
-        assert_eq!(hold.push(request(0), Vec::new(), settings), Err(Full::Requests));
-        assert_eq!((hold.requests(), hold.bytes()), (2, 100));
+    fn where_more_are_held_than_may_those_go_whose_turn_is_next() {
+        for bounds in [Settings { hold_max_requests: 2, ..Settings::default() }, Settings { queue_max_bytes: 29, ..Settings::default() }] {
+            let mut scene = Scene::new();
+            scene.settings = bounds;
+            let long = scene.push(SECOND, estimate(1, 1.0, 3.0));
+            let short = scene.push(SECOND, estimate(1, 1.0, 1.0));
+            assert_eq!(scene.leave_for(SECOND), []);
+            let middle = scene.push(SECOND, estimate(1, 1.0, 2.0));
+            let shortest = scene.push(SECOND, estimate(1, 1.0, 0.5));
+            assert_eq!(scene.leave_for(SECOND), [(shortest, Release::Full), (short, Release::Full)]);
+            assert_eq!(scene.hold.all().iter().map(|(place, _)| *place).collect::<Vec<_>>(), [long, middle]);
+            assert_eq!((scene.hold.requests(), scene.hold.bytes(), scene.hold.waiting()), (2, 20, 4));
+        }
     }
 
     proptest! {
@@ -298,7 +364,7 @@ mod tests {
             while order.len() < coming.len() {
                 while next < coming.len() && coming[next].0 <= now {
                     let (at, seconds) = coming[next];
-                    let place = scene.push(Duration::from_secs_f64(at), &[estimate(1, 0.0, seconds)]);
+                    let place = scene.push(Duration::from_secs_f64(at), estimate(1, 0.0, seconds));
                     known.insert(place.0, next);
                     next += 1;
                 }

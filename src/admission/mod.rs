@@ -1,4 +1,5 @@
-//! Who waits when every replica is full, and who goes next: a bounded queue that is fair, knows priorities, and lets nobody starve.
+//! Who waits when every replica is full, and who goes next: a bounded queue that is fair, knows priorities, and lets nobody starve. And who is held back
+//! without limits, while the replica that each should go to has enough to do: `hold.rs`.
 //!
 //! Pure: it knows no replica, no clock and no task. What waits is the caller's, and so is the word whether there is room for it.
 //!
@@ -22,7 +23,7 @@ mod tests;
 use std::time::Duration;
 
 pub use class::QUANTUM;
-pub use hold::{Hold, Holdable, Place};
+pub use hold::{Hold, Holdable, Place, Release};
 pub use pace::Pace;
 pub use queue::{Entry, Queue, Ticket};
 
@@ -45,6 +46,8 @@ pub struct Settings {
     pub hold: Duration,
     /// How long it waits for that before it goes all the same.
     pub hold_timeout: Duration,
+    /// Requests that wait for that, at most; those whose turn would come first go at once where there are more.
+    pub hold_max_requests: usize,
 }
 
 /// Why a request may not wait.
@@ -67,12 +70,13 @@ impl Default for Settings {
             queue_aging: Duration::from_secs(5),
             hold: Duration::from_millis(250),
             hold_timeout: Duration::from_secs(10),
+            hold_max_requests: 256,
         }
     }
 }
 
 impl Settings {
-    /// Whether anything is limited at all. Where nothing is, nobody waits.
+    /// Whether anything is limited at all. Where nothing is, nobody waits for room.
     pub fn is_on(&self) -> bool {
         self.max_outstanding > 0 || self.max_outstanding_total > 0
     }

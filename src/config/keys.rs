@@ -359,7 +359,13 @@ pub(super) static KEYS: &[Key] = &[
         "hold_timeout",
         "How long a request waits for that at most; then it goes all the same.",
         "10s",
-        Kind::Time(NO_TIME..=HOUR, at!(admission.hold_timeout)),
+        Kind::Time(Duration::from_millis(1)..=HOUR, at!(admission.hold_timeout)),
+    ),
+    key(
+        "hold_max_requests",
+        "Requests that wait for that at most, within queue_max_bytes; where there are more, those go at once whose turn would be next.",
+        "256",
+        Kind::Number(1..=4_096, at!(admission.hold_max_requests as usize)),
     ),
     // The request path.
     key(

@@ -72,7 +72,8 @@ impl<'a> Candidates<'a> {
         for (eligible, member) in eligible.iter_mut().zip(self.pool.members()) {
             *eligible &= !member.is(replica);
         }
-        Self { eligible: OnceCell::from(Cow::Owned(eligible)), ..*self }
+        // Who asks has found somebody: now it does not matter who has enough to do.
+        Self { eligible: OnceCell::from(Cow::Owned(eligible)), hold: None, ..*self }
     }
 
     /// All of them, in the order of the membership.

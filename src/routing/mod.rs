@@ -174,7 +174,7 @@ pub enum Aim {
 }
 
 impl Aim {
-    /// Whether it is known what it would be to send it to each replica, by a strategy that has pictures of them.
+    /// Whether it is known what it would be to send it somewhere, by a strategy that has pictures of the replicas.
     pub fn is_by_cost(&self) -> bool {
         matches!(self, Self::ByKey(Sight { chunks: Some(_), .. }))
     }
@@ -216,13 +216,11 @@ pub struct PictureInsight {
     pub ahead_tokens: f64,
 }
 
-/// What it would be to send a request to a replica.
+/// What it would be to send a request where a strategy would.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// Who.
+    /// Who would be chosen.
     pub incarnation: u64,
-    /// What choices are made by, in seconds; least is best.
-    pub cost: f64,
     /// Seconds of prompts that it has to compute before.
     pub ahead: f64,
     /// Seconds that the request's own prompt would take.
@@ -246,10 +244,10 @@ pub trait Strategy: Send + Sync {
     /// Picks a candidate; `None` only where there are none, or where the one it would be has enough to do ([`Candidates::within`]).
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice>;
 
-    /// What it would be to go to each of the candidates that have room, best first among equals; nothing where that is not known. It changes nothing.
-    fn estimates(&self, aim: &Aim, candidates: &Candidates<'_>) -> Vec<Estimate> {
+    /// What it would be to go to the candidate that costs least; `None` where that is not known. Nothing is chosen, and nothing counted.
+    fn estimate(&self, aim: &Aim, candidates: &Candidates<'_>) -> Option<Estimate> {
         let _ = (aim, candidates);
-        Vec::new()
+        None
     }
 
     /// What there is to be seen of it.
@@ -344,11 +342,11 @@ impl Chooser {
         self.strategy.is_enough(boundary, pool)
     }
 
-    /// What it would be to go to each of the candidates that have room; nothing where the strategy does not know that. It changes nothing.
-    pub fn estimates(&self, aim: &Aim, candidates: &Candidates<'_>) -> Vec<Estimate> {
+    /// What it would be to go to the candidate that costs least; `None` where the strategy does not know that. Nothing is chosen, and nothing counted.
+    pub fn estimate(&self, aim: &Aim, candidates: &Candidates<'_>) -> Option<Estimate> {
         match aim {
-            Aim::ByLoad => Vec::new(),
-            _ => self.strategy.estimates(aim, candidates),
+            Aim::ByLoad => None,
+            _ => self.strategy.estimate(aim, candidates),
         }
     }
 

@@ -160,10 +160,9 @@ impl Router {
         Some(Chosen { lease, trial: None, replica, overflow, forecast: None })
     }
 
-    /// What it would be to send a request to each replica.
-    pub(super) fn estimates(&self, aim: &Aim, now: Instant) -> Vec<Estimate> {
-        let (Some(chooser), Some(pool)) = (&self.chooser, self.snapshot.pool(None)) else { return Vec::new() };
-        chooser.estimates(aim, &Candidates::new(pool, &[], now))
+    /// What it would be to send a request where it would go.
+    pub(super) fn estimate(&self, aim: &Aim, now: Instant) -> Option<Estimate> {
+        self.chooser.as_ref()?.estimate(aim, &Candidates::new(self.snapshot.pool(None)?, &[], now))
     }
 
     /// Takes note of the first byte of an answer.

@@ -17,7 +17,7 @@ const BASE: &str = "random";
 const OWN: &str = "prefix_aware";
 
 const WORKLOADS: [&str; 10] = ["aws:5.5", "pool", "zipf", "chat", "hot", "mixed", "agentic", "mooncake", "mooncake:synthetic", "unique"];
-const STRATEGIES: [&str; 14] = [
+const STRATEGIES: [&str; 13] = [
     BASE,
     "least_outstanding",
     "prefix_aware:4096/10",
@@ -29,7 +29,6 @@ const STRATEGIES: [&str; 14] = [
     OWN,
     "prefix_aware:alone",
     "cache_aware",
-    "cache_aware:blind",
     "oracle",
     "oracle:2",
 ];

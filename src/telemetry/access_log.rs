@@ -57,7 +57,7 @@ pub struct Record {
     /// What went wrong, as the `x-prefix-router-error` header names it.
     pub error: Option<&'static str>,
     first_byte: Option<Instant>,
-    /// How long it waited for a replica with room, until now or until `waits_since`.
+    /// How long it waited for a replica with room, or with less to do, until now or until `waits_since`.
     queued: Duration,
     waits_since: Option<Instant>,
 }
@@ -107,7 +107,7 @@ impl Record {
         self.failed += &format!("{separator}{replica} {}", cause.label());
     }
 
-    /// From now on it waits for a replica with room.
+    /// From now on it waits for a replica with room, or with less to do.
     pub fn begins_waiting(&mut self) {
         self.waits_since = Some(Instant::now());
     }

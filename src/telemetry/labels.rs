@@ -48,8 +48,10 @@ pub enum HoldEnd {
     Turn,
     /// It had waited for `hold_timeout`, and went all the same.
     Time,
-    /// As many waited as may; it went at once.
+    /// More waited than may, and it was next.
     Full,
+    /// Nobody is held back any more.
+    Off,
     /// It was given up.
     Left,
 }
@@ -63,6 +65,7 @@ impl HoldEnd {
             Self::Turn => "turn",
             Self::Time => "timeout",
             Self::Full => "full",
+            Self::Off => "off",
             Self::Left => "left",
         }
     }

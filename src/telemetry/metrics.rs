@@ -126,7 +126,11 @@ impl Metrics {
                 "Requests that are held back while the replica that each should go to has enough to do.",
             )?,
             held_bytes: IntGauge::new("prefix_router_held_bytes", "Bytes of the bodies of requests that are held back.")?,
-            holds: counter("prefix_router_holds_total", "Requests that were held back, by how that ended.", &["end"])?,
+            holds: counter(
+                "prefix_router_holds_total",
+                "Requests that were held back while replicas had enough to do, by how that ended.",
+                &["end"],
+            )?,
             lookups: counter("prefix_router_discovery_lookups_total", "Lookups of a source of replicas by result.", &["source", "result"])?,
             discovered: gauge("prefix_router_discovery_replicas", "Replicas in a source's last good answer, while it holds.", &["source"])?,
             answered: {

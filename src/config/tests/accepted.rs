@@ -67,7 +67,8 @@ queue_max_bytes: 1GiB
 queue_timeout: 0s
 queue_aging: 100ms
 hold: 1s
-hold_timeout: 0s
+hold_timeout: 1ms
+hold_max_requests: 4096
 response_headers: False
 expose_paths: [/sleep, /debug/*]
 retries: 0

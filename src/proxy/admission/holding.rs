@@ -1,18 +1,18 @@
 //! Requests that are held back while the replica that each should go to has enough to do. Who goes next is said by `crate::admission`'s rules.
 //!
-//! Whatever may let somebody go stirs a task of its own, which looks through all that wait. It does so as soon as it is stirred, but never for more than a
-//! tenth of the time: a replica has work for much longer than that.
+//! Whatever may let somebody go stirs a task of its own, which looks through all that wait, without any lock. It does so as soon as it is stirred, but never
+//! for more than a fifth of the time: a replica has work for longer than that.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Caller, TICK, now};
-use crate::admission::{Hold, Holdable, Place, Settings};
+use super::{Caller, now};
+use crate::admission::{Hold, Holdable, Place, Release, Settings};
 use crate::live::LiveFleet;
 use crate::proxy::answer::Patience;
 use crate::proxy::error::ProxyError;
@@ -21,7 +21,10 @@ use crate::telemetry::{HoldEnd, Metrics, Record};
 
 /// Between one look at all that wait and the next, at least: and so many times what the last one took.
 const PAUSE: Duration = Duration::from_millis(5);
-const PAUSE_TIMES: u32 = 9;
+const PAUSE_TIMES: u32 = 4;
+
+/// How often they are looked through where nothing happens.
+const TICK: Duration = Duration::from_millis(50);
 
 /// What lets requests wait.
 pub(super) struct Holding {
@@ -34,7 +37,7 @@ pub(super) struct Holding {
 }
 
 struct State {
-    hold: Hold<Waiter>,
+    hold: Hold<Arc<Waiter>>,
     settings: Settings,
 }
 
@@ -43,7 +46,9 @@ struct Waiter {
     model: Option<String>,
     aim: Aim,
     chooser: Arc<Chooser>,
-    tell: oneshot::Sender<HoldEnd>,
+    /// Why it may go; set before it is woken.
+    release: OnceLock<Release>,
+    released: Notify,
 }
 
 /// A place among those that wait. To be kept until the request is on its way, so that it counts meanwhile; it is free when this goes.
@@ -76,7 +81,7 @@ impl Holding {
         self.stir();
     }
 
-    /// Whether anybody waits. Who comes then may have to wait for those who came before.
+    /// Whether anybody waits. Who comes then waits as well until it was looked at.
     pub(super) fn is_anybody(&self) -> bool {
         self.held.load(Ordering::Relaxed) > 0
     }
@@ -92,32 +97,28 @@ impl Holding {
     pub(super) async fn attend(&self) {
         loop {
             // A replica has less to do by time alone, too.
-            let _ = timeout(TICK, self.stirred.notified()).await;
+            let tick = if self.is_anybody() { TICK } else { Duration::MAX };
+            let _ = timeout(tick, self.stirred.notified()).await;
             let begun = Instant::now();
             self.release();
             sleep((begun.elapsed() * PAUSE_TIMES).max(PAUSE)).await;
         }
     }
 
-    /// Waits until it is its turn, or its time is over. `None` where nobody else may wait: it goes at once. Where this is dropped it waits no longer.
-    pub(super) async fn wait(
-        &self,
-        caller: &Caller<'_>,
-        cut: &CancellationToken,
-        record: &mut Record,
-    ) -> Result<Option<Stay<'_>>, ProxyError> {
-        let Caller { ask, aim, chooser, size, arrived, .. } = *caller;
-        let (tell, told) = oneshot::channel();
-        let waiter = Waiter { model: ask.model.clone(), aim: aim.clone(), chooser: Arc::clone(chooser), tell };
-        let request = Holdable { priority: ask.priority, flow: ask.identifier, size, arrived };
+    /// Waits until it is its turn, or its time is over. Where this is dropped it waits no longer.
+    pub(super) async fn wait(&self, caller: &Caller<'_>, cut: &CancellationToken, record: &mut Record) -> Result<Stay<'_>, ProxyError> {
+        let Caller { ask, aim, chooser, settings, size, arrived, .. } = *caller;
+        let waiter = Arc::new(Waiter {
+            model: ask.model.clone(),
+            aim: aim.clone(),
+            chooser: Arc::clone(chooser),
+            release: OnceLock::new(),
+            released: Notify::new(),
+        });
         let mut stay = {
             let mut state = self.lock();
-            let State { hold, settings } = &mut *state;
-            let Ok(place) = hold.push(request, waiter, settings) else {
-                drop(state);
-                self.metrics.held(HoldEnd::Full);
-                return Ok(None);
-            };
+            let request = Holdable { priority: ask.priority, flow: ask.identifier, size, arrived };
+            let place = state.hold.push(request, Arc::clone(&waiter));
             self.show(&state);
             Stay { holding: self, place, end: HoldEnd::Left }
         };
@@ -126,15 +127,29 @@ impl Holding {
         let result = tokio::select! {
             biased;
             () = cut.cancelled() => Err(ProxyError::Draining),
-            end = told => {
-                // Its sender is dropped with its place alone.
-                stay.end = end.unwrap_or(HoldEnd::Left);
-                Ok(Some(stay))
+            () = waiter.released.notified() => {
+                stay.end = waiter.release.get().map_or(HoldEnd::Turn, |release| match release {
+                    Release::Turn => HoldEnd::Turn,
+                    Release::Timeout => HoldEnd::Time,
+                    Release::Full => HoldEnd::Full,
+                    Release::Off => HoldEnd::Off,
+                });
+                Ok(stay)
             }
             over = Patience::over(caller.clients) => Err(over.error()),
+            // Whatever becomes of who looks through them.
+            () = sleep_until(Instant::from_std(arrived) + settings.hold_timeout) => {
+                stay.end = HoldEnd::Time;
+                Ok(stay)
+            }
         };
         record.ends_waiting();
         result
+    }
+
+    /// What holds for all that wait now.
+    pub(super) fn settings(&self) -> Settings {
+        self.lock().settings.clone()
     }
 
     /// Looks through all that wait for those whose turn it is.
@@ -143,16 +158,19 @@ impl Holding {
             return;
         }
         let (view, now) = (self.fleet.view(), now());
+        let estimate = |(place, waiter): (Place, Arc<Waiter>)| {
+            // Where its model is gone it is told so when it goes.
+            let pool = view.pool(waiter.model.as_deref());
+            (place, pool.and_then(|pool| waiter.chooser.estimate(&waiter.aim, &Candidates::new(pool, &[], now))))
+        };
+        let all = self.lock().hold.all();
+        let estimates: Vec<_> = all.into_iter().map(estimate).collect();
         let mut state = self.lock();
         let State { hold, settings } = &mut *state;
-        let estimate = |waiter: &Waiter| match view.pool(waiter.model.as_deref()) {
-            Some(pool) => waiter.chooser.estimates(&waiter.aim, &Candidates::new(pool, &[], now)),
-            // It is told so when it goes.
-            None => Vec::new(),
-        };
-        hold.release(now, settings, estimate, |waiter, _, is_over| {
-            // Who has left has left its place as well: then it would not be here.
-            let _ = waiter.tell.send(if is_over { HoldEnd::Time } else { HoldEnd::Turn });
+        hold.release(now, settings, &estimates, |waiter, _, release| {
+            if waiter.release.set(release).is_ok() {
+                waiter.released.notify_one();
+            }
         });
         self.show(&state);
     }

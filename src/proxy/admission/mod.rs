@@ -226,10 +226,40 @@ impl Admission {
         cut: &CancellationToken,
         record: &mut Record,
     ) -> Result<Option<Chosen>, ProxyError> {
-        let settings = caller.settings;
-        if !settings.is_on() {
-            return self.admit_unlimited(caller, cut, record).await;
+        if caller.settings.is_on() {
+            return self.admit_within_limits(caller, cut, record).await;
         }
+        let Caller { ask, aim, tried, chooser, settings, .. } = caller;
+        let choose = |hold| self.choose(&self.fleet.view(), settings, hold, (ask.model.as_deref(), aim), tried, chooser);
+        // What is tried again has waited before.
+        let hold = (settings.holds() && aim.is_by_cost() && tried.is_empty()).then_some(settings.hold);
+        let found = if hold.is_some() && self.holding.is_anybody() { Found::Full } else { choose(hold)? };
+        let found = match (found, hold) {
+            (Found::Full, Some(_)) => {
+                let _until_it_is_chosen_for = self.holding.wait(&caller, cut, record).await?;
+                // There may be limits by now.
+                let settings = self.holding.settings();
+                if settings.is_on() {
+                    return self.admit_within_limits(Caller { settings: &settings, ..caller }, cut, record).await;
+                }
+                choose(None)?
+            }
+            (found, _) => found,
+        };
+        Ok(match found {
+            Found::Chosen(chosen) => Some(chosen),
+            Found::Full | Found::Nobody => None,
+        })
+    }
+
+    /// The same where limits are on.
+    async fn admit_within_limits(
+        self: &Arc<Self>,
+        caller: Caller<'_>,
+        cut: &CancellationToken,
+        record: &mut Record,
+    ) -> Result<Option<Chosen>, ProxyError> {
+        let settings = caller.settings;
         let mut place = match self.enter(caller)? {
             Ok(chosen) => return Ok(chosen),
             Err(place) => place,
@@ -246,29 +276,6 @@ impl Admission {
         };
         record.ends_waiting();
         result
-    }
-
-    /// The same where nothing is limited: when there is something to do for it.
-    async fn admit_unlimited(
-        self: &Arc<Self>,
-        caller: Caller<'_>,
-        cut: &CancellationToken,
-        record: &mut Record,
-    ) -> Result<Option<Chosen>, ProxyError> {
-        let Caller { ask, aim, tried, chooser, settings, .. } = caller;
-        let choose = |hold| self.choose(&self.fleet.view(), settings, hold, (ask.model.as_deref(), aim), tried, chooser);
-        // What is tried again has waited before.
-        let hold = (settings.holds() && aim.is_by_cost() && tried.is_empty()).then_some(settings.hold);
-        let mut found = if hold.is_some() && self.holding.is_anybody() { Found::Full } else { choose(hold)? };
-        if matches!((&found, hold), (Found::Full, Some(_))) {
-            let stay = self.holding.wait(&caller, cut, record).await?;
-            found = choose(None)?;
-            drop(stay);
-        }
-        Ok(match found {
-            Found::Chosen(chosen) => Some(chosen),
-            Found::Full | Found::Nobody => None,
-        })
     }
 
     /// A choice at once, or a place in the queue.

@@ -210,7 +210,7 @@ impl Learnt {
         self.prefill.slope
     }
 
-    /// Another request was looked at, and may go elsewhere.
+    /// A request is sent, maybe elsewhere.
     pub(super) fn fade(&mut self) {
         self.prefill.answers *= FADE;
         self.decode.answers *= FADE;

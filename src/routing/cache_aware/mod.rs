@@ -177,11 +177,11 @@ impl Strategy for CacheAware {
         };
         let way = self.way(sight, chunks, candidates);
         let best = way.cheapest()?;
+        if !way.field.is_wrong() && candidates.is_enough(way.seconds_ahead(best)) {
+            return None;
+        }
+        way.field.all.iter().for_each(|one| one.picture.state().learnt.fade());
         if !way.field.is_wrong() {
-            if candidates.is_enough(way.seconds_ahead(best)) {
-                return None;
-            }
-            way.field.all.iter().for_each(|one| one.picture.state().learnt.fade());
             let (forecast, best) = (self.expect(&way, best), &way.field.all[best]);
             return Some(Choice { forecast: Some(forecast), ..Choice::new(best.replica.lease(), way.reason(best)) });
         }
@@ -192,20 +192,18 @@ impl Strategy for CacheAware {
         Some(Choice { forecast, ..choice })
     }
 
-    fn estimates(&self, aim: &Aim, candidates: &Candidates<'_>) -> Vec<Estimate> {
-        let Aim::ByKey(sight @ Sight { chunks: Some(chunks), .. }) = aim else { return Vec::new() };
+    fn estimate(&self, aim: &Aim, candidates: &Candidates<'_>) -> Option<Estimate> {
+        let Aim::ByKey(sight @ Sight { chunks: Some(chunks), .. }) = aim else { return None };
         let way = self.way(sight, chunks, candidates);
-        // Where they are wrong there is nothing to wait for.
-        if way.field.is_wrong() {
-            return Vec::new();
-        }
-        let estimate = |(place, (one, cost)): (usize, (&Candidate<'_>, &Cost))| Estimate {
+        let best = way.cheapest()?;
+        let (one, Cost { values, uncached, .. }) = (&way.field.all[best], &way.costs[best]);
+        let estimate = Estimate {
             incarnation: one.replica.incarnation(),
-            cost: cost.seconds,
-            ahead: way.seconds_ahead(place),
-            uncached: cost.values.seconds_per_token * cost.uncached,
+            ahead: way.seconds_ahead(best),
+            uncached: values.seconds_per_token * uncached,
         };
-        way.field.all.iter().zip(&way.costs).enumerate().map(estimate).collect()
+        // Where the pictures are wrong there is nothing to wait for.
+        (!way.field.is_wrong()).then_some(estimate)
     }
 
     fn insight(&self, pool: &Pool, now: Instant) -> Insight {

@@ -27,5 +27,6 @@ impl Simulation<'_> {
             if began { self.fail(id) } else { self.send(id, vec![replica]) }
         }
         self.rules.iter_mut().for_each(|rule| rule.restarted(replica));
+        (0..self.routers.len()).for_each(|router| self.release(router));
     }
 }

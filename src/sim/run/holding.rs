@@ -1,33 +1,25 @@
 //! What routers hold back, by production's rules; but each of them looks for those who may go as soon as anything happens.
 
 use super::Simulation;
-use crate::admission::{Holdable, Place};
+use crate::admission::Holdable;
 
 impl Simulation<'_> {
     /// Sends a request, or holds it back while who it should go to has enough to do.
     pub(super) fn hold(&mut self, id: usize) {
-        let router = self.flights[id].router;
-        let request = Holdable { priority: 0, flow: None, size: 0, arrived: self.instant() };
-        if self.scenario.strategy.holds && self.held[router].push(request, id, &self.admission).is_ok() {
-            self.release(router);
-        } else {
-            self.send(id, Vec::new());
+        if !self.scenario.strategy.holds {
+            return self.send(id, Vec::new());
         }
+        let (router, arrived) = (self.flights[id].router, self.instant());
+        self.held[router].push(Holdable { priority: 0, flow: None, size: 0, arrived }, id);
+        self.release(router);
     }
 
     /// Sends those whom a router held back and whose turn it is.
     pub(super) fn release(&mut self, router: usize) {
-        if self.held[router].requests() == 0 {
-            return;
-        }
-        let instant = self.instant();
-        let mut released: Vec<(usize, Place)> = Vec::new();
-        self.held[router].release(
-            instant,
-            &self.admission,
-            |&id| self.routers[router].estimates(&self.flights[id].aim, instant),
-            |id, place, _| released.push((id, place)),
-        );
+        let (instant, mut released) = (self.instant(), Vec::new());
+        let all = self.held[router].all().into_iter();
+        let estimates: Vec<_> = all.map(|(place, id)| (place, self.routers[router].estimate(&self.flights[id].aim, instant))).collect();
+        self.held[router].release(instant, &self.admission, &estimates, |id, place, _| released.push((id, place)));
         if released.is_empty() {
             return;
         }
