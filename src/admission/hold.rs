@@ -1,8 +1,9 @@
 //! Requests that are held back for as long as the replica that each should go to has enough to do, and who of them goes first.
 //!
 //! A replica is not sooner done for having more in its queue; but what waits here can be overtaken, and can still go elsewhere. So those go first that have
-//! the least to compute, as in shortest job first; and nobody is overtaken for long: having a second to compute is as having come [`PATIENCE`]
-//! seconds later. What is held of one identifier counts as one piece of work, so that many small requests of one do not go before all others'.
+//! waited longest for what they have to compute (highest response ratio next): of those that came together the shortest, and one that has next to nothing to
+//! compute after a moment. The longer one waits the fewer overtake it, and nobody is by who came later and has as much to compute. What is held of one
+//! identifier counts as one piece of work, so that many small requests of one do not go before all others'.
 //!
 //! That a request waits for where it should go, and does not go where there is less to do, is on purpose: what it would have to compute there once more
 //! is what a fleet that has enough to do lacks time for.
@@ -13,14 +14,13 @@ use std::time::{Duration, Instant};
 use super::Settings;
 use crate::routing::Estimate;
 
-/// Requests that have so much less to compute, in seconds, go first although they come so many times that later. Of 1, 3 and 10 (and of the order of coming),
-/// three did best in the simulator where fleets have too much to do (docs/placement.md).
-const PATIENCE: f64 = 3.0;
+/// What a request takes beside its prompt, in seconds: so much longer counts what there is to compute. It is some steps of an engine's batch.
+const BESIDE: f64 = 0.1;
 
 /// What has to be known of a request that is held back.
 #[derive(Clone, Debug)]
 pub struct Holdable {
-    /// Lower goes first, as in vLLM: one more is as having come [`Settings::queue_aging`] later.
+    /// Lower goes first, as in vLLM: one less is as having waited for [`Settings::queue_aging`].
     pub priority: i32,
     /// Whose it is; `None` where nobody says.
     pub flow: Option<u64>,
@@ -70,7 +70,9 @@ struct Standing {
     waited: Duration,
     /// Where it should go.
     best: Estimate,
-    /// In seconds; the lowest goes first.
+    /// What it has to compute, and all that goes before of the same identifier.
+    seconds: f64,
+    /// The lowest goes first.
     rank: f64,
 }
 
@@ -132,7 +134,7 @@ impl<T: Clone> Hold<T> {
             let Some(Held { request: Holdable { priority, size, arrived, .. }, .. }) = self.held.get(&place) else { continue };
             let (priority, size, waited) = (*priority, *size, now.saturating_duration_since(*arrived));
             if let Some(best) = best {
-                standings.push(Standing { place, priority, size, waited, best, rank: 0.0 });
+                standings.push(Standing { place, priority, size, waited, best, seconds: best.uncached, rank: 0.0 });
             } else {
                 (requests, bytes) = (requests - 1, bytes - size);
                 released.push((place, Release::Turn, None));
@@ -177,17 +179,20 @@ impl<T: Clone> Hold<T> {
         standings.sort_by_key(|one| (one.priority, one.place));
         let mut of_flows: HashMap<u64, f64> = HashMap::new();
         for standing in &mut *standings {
-            let flow = self.held.get(&standing.place).and_then(|held| held.request.flow);
-            let seconds = flow.map_or(standing.best.uncached, |flow| {
+            if let Some(flow) = self.held.get(&standing.place).and_then(|held| held.request.flow) {
                 let of_flow = of_flows.entry(flow).or_default();
                 *of_flow += standing.best.uncached;
-                *of_flow
-            });
-            standing.rank =
-                f64::from(standing.priority) * settings.queue_aging.as_secs_f64() + PATIENCE * seconds - standing.waited.as_secs_f64();
+                standing.seconds = *of_flow;
+            }
+            let lacks = f64::from(standing.priority) * settings.queue_aging.as_secs_f64() - standing.waited.as_secs_f64();
+            // Whose priority is so low that it has not waited at all yet comes after all others.
+            standing.rank = if lacks > 0.0 { lacks + standing.seconds } else { lacks / (standing.seconds + BESIDE) };
         }
-        // Who came first is the first of equals.
-        standings.sort_by(|one, other| one.rank.total_cmp(&other.rank).then(one.place.cmp(&other.place)));
+        // Of equals the shortest is first, then who came first.
+        let order = |one: &Standing, other: &Standing| {
+            one.rank.total_cmp(&other.rank).then(one.seconds.total_cmp(&other.seconds)).then(one.place.cmp(&other.place))
+        };
+        standings.sort_by(order);
     }
 
     fn take(&mut self, place: Place) -> Option<T> {
@@ -320,11 +325,11 @@ mod tests {
             let one = scene.push_as(SECOND, priority, flow(2), estimate(1, 0.0, 0.8));
             // All at once, in their order.
             scene.settings.hold = Duration::from_secs(1_000);
-            scene.go(SECOND).iter().position(|&place| place == one)
+            scene.go(2 * SECOND).iter().position(|&place| place == one)
         };
         // By themselves all four short ones are shorter; together the third has more before it, 0.9 s, than the long one has to compute.
         assert_eq!((order(false, 0), order(true, 0)), (Some(4), Some(2)));
-        // A step of priority is worth five seconds of waiting, and so 1.7 s of a prompt.
+        // A step of priority is worth five seconds of waiting.
         assert_eq!((order(false, -1), order(true, 1)), (Some(0), Some(4)));
         // Of one identifier the more urgent one does not come after the others' work.
         let mut scene = Scene::new();
@@ -356,7 +361,7 @@ mod tests {
     proptest! {
         /// All are served by one replica that computes one prompt after the other, and looks for the next one whenever it has nothing to do.
         #[test]
-        fn all_go_and_nobody_is_overtaken_by_who_came_much_later(prompts in prop::collection::vec((0.0..5.0_f64, 0.3..4.0_f64), 1..40)) {
+        fn all_go_and_who_overtakes_has_waited_longer_for_what_it_has_to_compute(prompts in prop::collection::vec((0.0..5.0_f64, 0.3..4.0_f64), 1..40)) {
             let mut scene = Scene::new();
             let mut coming: Vec<(f64, f64)> = prompts;
             coming.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -373,17 +378,19 @@ mod tests {
                 prop_assert!(gone.len() <= 1);
                 match gone.first() {
                     Some(place) => {
-                        order.push(known[&place.0]);
+                        order.push((known[&place.0], now));
                         now += coming[known[&place.0]].1;
                     }
                     None => now = coming[next].0,
                 }
             }
-            for (turn, &one) in order.iter().enumerate() {
-                for &later in &order[turn + 1..] {
-                    let ((came, seconds), (others_came, others)) = (coming[one], coming[later]);
-                    // Who overtakes has come no later than that.
-                    prop_assert!(came - others_came <= PATIENCE * (others - seconds).max(0.0) + 1e-6);
+            for (turn, &(first, went)) in order.iter().enumerate() {
+                for &(later, _) in &order[turn + 1..] {
+                    let ((came, seconds), (others_came, others)) = (coming[first], coming[later]);
+                    // It has overtaken who came before: with less to compute, and for that it had waited longer.
+                    if came > others_came {
+                        prop_assert!(seconds < others && (went - came) * (others + BESIDE) >= (went - others_came) * (seconds + BESIDE) - 1e-6);
+                    }
                 }
             }
             prop_assert_eq!(scene.hold.waiting(), 0);

@@ -236,10 +236,12 @@ impl Admission {
         let found = if hold.is_some() && self.holding.is_anybody() { Found::Full } else { choose(hold)? };
         let found = match (found, hold) {
             (Found::Full, Some(_)) => {
-                let _until_it_is_chosen_for = self.holding.wait(&caller, cut, record).await?;
-                // There may be limits by now.
+                // It counts among those that wait until it is chosen for.
+                let stay = self.holding.wait(&caller, cut, record).await?;
                 let settings = self.holding.settings();
                 if settings.is_on() {
+                    // There are limits by now.
+                    drop(stay);
                     return self.admit_within_limits(Caller { settings: &settings, ..caller }, cut, record).await;
                 }
                 choose(None)?

@@ -10,8 +10,13 @@ impl Simulation<'_> {
             return self.send(id, Vec::new());
         }
         let (router, arrived) = (self.flights[id].router, self.instant());
+        let estimate = self.routers[router].estimate(&self.flights[id].aim, arrived);
+        let is_held = estimate.is_some_and(|estimate| estimate.ahead >= self.admission.hold.as_secs_f64());
         self.held[router].push(Holdable { priority: 0, flow: None, size: 0, arrived }, id);
-        self.release(router);
+        // Where it is, nothing has changed for the others.
+        if !is_held || self.held[router].requests() > self.admission.hold_max_requests {
+            self.release(router);
+        }
     }
 
     /// Sends those whom a router held back and whose turn it is.

@@ -405,8 +405,10 @@ impl<'a> Simulation<'a> {
     fn end_step(&mut self, replica: usize) {
         let mut progress = std::mem::take(&mut self.progress);
         self.engines[replica].model.finish_step_into(&mut progress);
+        let mut began = false;
         for one in progress.drain(..) {
             if one.generated == 1 {
+                began = true;
                 self.first_token(one.id as usize, one.cached_tokens);
             }
             if one.finished {
@@ -414,7 +416,9 @@ impl<'a> Simulation<'a> {
             }
         }
         self.progress = progress;
-        (0..self.routers.len()).for_each(|router| self.release(router));
+        if began {
+            (0..self.routers.len()).for_each(|router| self.release(router));
+        }
         self.start_step(replica);
     }
 
