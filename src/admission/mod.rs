@@ -69,7 +69,7 @@ impl Default for Settings {
             queue_timeout: Duration::from_secs(30),
             queue_aging: Duration::from_secs(5),
             hold: Duration::from_millis(250),
-            hold_timeout: Duration::from_secs(10),
+            hold_timeout: Duration::from_secs(30),
             hold_max_requests: 256,
         }
     }

@@ -358,7 +358,7 @@ pub(super) static KEYS: &[Key] = &[
     key(
         "hold_timeout",
         "How long a request waits for that at most; then it goes all the same.",
-        "10s",
+        "30s",
         Kind::Time(Duration::from_millis(1)..=HOUR, at!(admission.hold_timeout)),
     ),
     key(
