@@ -65,8 +65,7 @@ struct Held<T> {
 /// One of those that are held, as it stands at one moment.
 struct Standing {
     place: Place,
-    priority: i32,
-    size: usize,
+    request: Holdable,
     waited: Duration,
     /// Where it should go.
     best: Estimate,
@@ -131,21 +130,21 @@ impl<T: Clone> Hold<T> {
         let (mut released, mut standings) = (Vec::new(), Vec::with_capacity(estimates.len()));
         let (mut requests, mut bytes) = (self.held.len(), self.bytes);
         for &(place, best) in estimates {
-            let Some(Held { request: Holdable { priority, size, arrived, .. }, .. }) = self.held.get(&place) else { continue };
-            let (priority, size, waited) = (*priority, *size, now.saturating_duration_since(*arrived));
+            let Some(Held { request, .. }) = self.held.get(&place) else { continue };
             if let Some(best) = best {
-                standings.push(Standing { place, priority, size, waited, best, seconds: best.uncached, rank: 0.0 });
+                let waited = now.saturating_duration_since(request.arrived);
+                standings.push(Standing { place, request: request.clone(), waited, best, seconds: best.uncached, rank: 0.0 });
             } else {
-                (requests, bytes) = (requests - 1, bytes - size);
+                (requests, bytes) = (requests - 1, bytes - request.size);
                 released.push((place, Release::Turn, None));
             }
         }
-        self.rank(&mut standings, settings);
+        rank(&mut standings, settings);
         let mut before: HashMap<u64, f64> = HashMap::new();
         for (replica, seconds) in self.leaving.values() {
             *before.entry(*replica).or_default() += seconds;
         }
-        for Standing { place, size, waited, best, .. } in standings {
+        for Standing { place, request, waited, best, .. } in standings {
             let before = before.entry(best.incarnation).or_default();
             let why = if !settings.holds() {
                 Some(Release::Off)
@@ -159,7 +158,7 @@ impl<T: Clone> Hold<T> {
                 None
             };
             if let Some(why) = why {
-                (requests, bytes) = (requests - 1, bytes - size);
+                (requests, bytes) = (requests - 1, bytes - request.size);
                 released.push((place, why, Some((best.incarnation, best.uncached))));
             }
             // Whoever comes after one that is held is held, too.
@@ -173,33 +172,32 @@ impl<T: Clone> Hold<T> {
         }
     }
 
-    /// Puts them in the order in which they go.
-    fn rank(&self, standings: &mut [Standing], settings: &Settings) {
-        // Of one identifier what goes first counts first.
-        standings.sort_by_key(|one| (one.priority, one.place));
-        let mut of_flows: HashMap<u64, f64> = HashMap::new();
-        for standing in &mut *standings {
-            if let Some(flow) = self.held.get(&standing.place).and_then(|held| held.request.flow) {
-                let of_flow = of_flows.entry(flow).or_default();
-                *of_flow += standing.best.uncached;
-                standing.seconds = *of_flow;
-            }
-            let lacks = f64::from(standing.priority) * settings.queue_aging.as_secs_f64() - standing.waited.as_secs_f64();
-            // Whose priority is so low that it has not waited at all yet comes after all others.
-            standing.rank = if lacks > 0.0 { lacks + standing.seconds } else { lacks / (standing.seconds + BESIDE) };
-        }
-        // Of equals the shortest is first, then who came first.
-        let order = |one: &Standing, other: &Standing| {
-            one.rank.total_cmp(&other.rank).then(one.seconds.total_cmp(&other.seconds)).then(one.place.cmp(&other.place))
-        };
-        standings.sort_by(order);
-    }
-
     fn take(&mut self, place: Place) -> Option<T> {
         let Held { request, value } = self.held.remove(&place)?;
         self.bytes -= request.size;
         Some(value)
     }
+}
+
+/// Puts them in the order in which they go.
+fn rank(standings: &mut [Standing], settings: &Settings) {
+    // Of one identifier what goes first counts first.
+    standings.sort_by_key(|one| (one.request.priority, one.place));
+    let mut of_flows: HashMap<u64, f64> = HashMap::new();
+    for standing in &mut *standings {
+        if let Some(flow) = standing.request.flow {
+            let of_flow = of_flows.entry(flow).or_default();
+            *of_flow += standing.best.uncached;
+            standing.seconds = *of_flow;
+        }
+        let lacks = f64::from(standing.request.priority) * settings.queue_aging.as_secs_f64() - standing.waited.as_secs_f64();
+        // Whose priority is so low that it has not waited at all yet comes after all others.
+        standing.rank = if lacks > 0.0 { lacks + standing.seconds } else { lacks / (standing.seconds + BESIDE) };
+    }
+    // Of equals the shortest is first, then who came first.
+    standings.sort_by(|one, other| {
+        one.rank.total_cmp(&other.rank).then(one.seconds.total_cmp(&other.seconds)).then(one.place.cmp(&other.place))
+    });
 }
 
 #[cfg(test)]

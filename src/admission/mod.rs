@@ -25,7 +25,7 @@ use std::time::Duration;
 pub use class::QUANTUM;
 pub use hold::{Hold, Holdable, Place, Release};
 pub use pace::Pace;
-pub use queue::{Entry, Queue, Ticket};
+pub use queue::{Entry, Full, Queue, Ticket};
 
 /// How much runs at one time, and who may wait for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,15 +48,6 @@ pub struct Settings {
     pub hold_timeout: Duration,
     /// Requests that wait for that, at most; those whose turn would come first go at once where there are more.
     pub hold_max_requests: usize,
-}
-
-/// Why a request may not wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
-    /// As many requests wait as may.
-    Requests,
-    /// With its body there would be more bytes than may be.
-    Bytes,
 }
 
 impl Default for Settings {
@@ -84,18 +75,6 @@ impl Settings {
     /// Whether requests are held back while replicas have enough to do. Where there are limits, these say who waits.
     pub fn holds(&self) -> bool {
         !self.is_on() && !self.hold.is_zero()
-    }
-
-    /// Whether one more request with so many bytes may wait beside those that do. Bounds hold for whoever comes: those who wait already stay, whatever is
-    /// set meanwhile.
-    fn room_for(&self, size: usize, requests: usize, bytes: usize) -> Result<(), Full> {
-        if requests >= self.queue_max_requests {
-            Err(Full::Requests)
-        } else if bytes.saturating_add(size) > self.queue_max_bytes {
-            Err(Full::Bytes)
-        } else {
-            Ok(())
-        }
     }
 
     /// Requests that may be in flight on one replica; `None`: any number.

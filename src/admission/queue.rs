@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::{Duration, Instant};
 
+use super::Settings;
 use super::class::{Class, Waiting};
-use super::{Full, Settings};
 
 /// Each so many-th that goes is the one that has waited longest, whatever its priority: so nobody is starved by a flow of better ones.
 const OLDEST_EACH: u64 = 8;
@@ -32,6 +32,15 @@ pub struct Ticket<L> {
     priority: i32,
     flow: Option<u64>,
     number: u64,
+}
+
+/// Why a request may not wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    /// As many requests wait as may.
+    Requests,
+    /// With its body there would be more bytes than may be.
+    Bytes,
 }
 
 /// Requests that wait, each with a `T` of the caller's, in lines named by `L`.
@@ -79,9 +88,20 @@ impl<L: Ord + Clone, T> Queue<L, T> {
         self.bytes
     }
 
+    /// Whether one more request with so many bytes may wait. Bounds hold for whoever comes: those who wait already stay, whatever is set meanwhile.
+    fn room_for(&self, size: usize, settings: &Settings) -> Result<(), Full> {
+        if self.requests >= settings.queue_max_requests {
+            Err(Full::Requests)
+        } else if self.bytes.saturating_add(size) > settings.queue_max_bytes {
+            Err(Full::Bytes)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Lets a request wait, at the end of its flow; `value` is dropped where it may not.
     pub fn push(&mut self, entry: Entry<L>, value: T, settings: &Settings) -> Result<Ticket<L>, Full> {
-        settings.room_for(entry.size, self.requests, self.bytes)?;
+        self.room_for(entry.size, settings)?;
         let Entry { line, priority, flow, size, arrived } = entry;
         let number = self.numbers;
         self.numbers += 1;

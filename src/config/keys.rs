@@ -351,7 +351,7 @@ pub(super) static KEYS: &[Key] = &[
     ),
     key(
         "hold",
-        "Under cache_aware, where nothing is limited: a request waits while the replica it should go to has prompts of so long to compute before it, and the shortest go first. 0s: all go at once.",
+        "Under cache_aware, where nothing is limited: a request waits while the replica it should go to has prompts of so long to compute before it, and those go first that have waited longest for what they have to compute. 0s: all go at once.",
         "250ms",
         Kind::Time(NO_TIME..=MINUTE, at!(admission.hold)),
     ),

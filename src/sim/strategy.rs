@@ -43,12 +43,13 @@ pub enum How {
 /// `prefix_aware` where one router alone is declared (`routers: 1`).
 const ALONE: &str = "prefix_aware:alone";
 
-/// `cache_aware` where answers do not tell what they found, which only the engines' counters show then; and where engines have no metrics either.
-const LISTENING: [(&str, Told); 2] =
-    [("cache_aware:metrics", Told { usage: false, metrics: true }), ("cache_aware:blind", Told { usage: false, metrics: false })];
-
-/// `cache_aware` that sends each request at once.
-const AT_ONCE: &str = "cache_aware:at_once";
+/// `cache_aware` that sends each request at once; where answers do not tell what they found, which only the engines' counters show then; and where engines
+/// have no metrics either. What they are told, and whether they hold requests back.
+const CACHE_AWARE: [(&str, Told, bool); 3] = [
+    ("cache_aware:at_once", Told::ALL, false),
+    ("cache_aware:metrics", Told { usage: false, metrics: true }, true),
+    ("cache_aware:blind", Told { usage: false, metrics: false }, true),
+];
 
 /// What peers that hash a beginning take of it.
 const PEERS_LENGTH: PrefixLength = PrefixLength::clamped(4_096);
@@ -56,11 +57,11 @@ const PEERS_LENGTH: PrefixLength = PrefixLength::clamped(4_096);
 impl Strategy {
     /// The strategy of that name, with the defaults for all that the name does not say; or what is wrong with it.
     pub fn parse(name: &str) -> Result<Self, String> {
-        let named = |how| Ok(Self { name: name.to_owned(), how, told: Told::ALL, holds: name != AT_ONCE });
-        if let Some((_, told)) = LISTENING.iter().find(|(known, _)| *known == name) {
+        let named = |how| Ok(Self { name: name.to_owned(), how, told: Told::ALL, holds: true });
+        if let Some(&(_, told, holds)) = CACHE_AWARE.iter().find(|(known, ..)| *known == name) {
             let strategy = StrategyName::CacheAware;
             let how = How::Production(routing::Settings { strategy, ..routing::Settings::default() });
-            return Ok(Self { name: name.to_owned(), how, told: *told, holds: true });
+            return Ok(Self { name: name.to_owned(), how, told, holds });
         }
         let known = StrategyName::ALL.iter().copied().find(|strategy| strategy.name() == name);
         if let Some(strategy) = known {
@@ -68,9 +69,6 @@ impl Strategy {
         }
         if let Some(peer) = Peer::ALL.iter().copied().find(|peer| peer.name() == name) {
             return named(How::Peer(peer));
-        }
-        if name == AT_ONCE {
-            return named(How::Production(routing::Settings { strategy: StrategyName::CacheAware, ..routing::Settings::default() }));
         }
         if name == ALONE {
             return named(How::Production(routing::Settings {
@@ -106,7 +104,7 @@ impl Strategy {
 /// All names, as they are listed to users.
 pub fn names() -> String {
     let production = StrategyName::ALL.iter().map(|strategy| strategy.name());
-    let variants = ["prefix_aware:LENGTH/THRESHOLD", ALONE, AT_ONCE].into_iter().chain(LISTENING.map(|(name, _)| name));
+    let variants = ["prefix_aware:LENGTH/THRESHOLD", ALONE].into_iter().chain(CACHE_AWARE.map(|(name, ..)| name));
     let all: Vec<_> = production.chain(variants).chain(Peer::ALL.iter().map(|peer| peer.name())).collect();
     all.join(", ")
 }

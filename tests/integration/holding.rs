@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::answers::{ok, ok_after};
 use crate::client::Client;
 use crate::replica::{Gate, Replica};
-use crate::support::{Folder, Router, Setting, chat, check_error, eventually, list, text};
+use crate::support::{Filed, Router, Setting, chat, check_error, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -65,6 +65,21 @@ impl Scene {
         let requests = self.replica.requests();
         words.iter().all(|word| requests.iter().any(|request| String::from_utf8_lossy(&request.body).contains(word)))
     }
+}
+
+/// What the file of [`filed`] says.
+const FILED: [Setting<'_>; 2] = [("strategy", "cache_aware"), ("routers", "1")];
+
+/// A router that reads a file, one request on its way until the gate opens, and one that is held back.
+async fn filed() -> (Replica, Filed, [Client; 2], Gate) {
+    let gate = Gate::new();
+    let replica = Replica::start("a", ok_after(&gate));
+    let filed = Filed::start(&[&replica], &FILED).await;
+    let first = start(&filed.router, "", &about("first", LONG, "x")).await;
+    replica.has_requests(1).await;
+    let second = start(&filed.router, "", &about("second", LONG, "x")).await;
+    filed.router.has_metric("prefix_router_held_requests", &[], 1.0).await;
+    (replica, filed, [first, second], gate)
 }
 
 #[tokio::test]
@@ -225,40 +240,19 @@ async fn who_is_held_when_the_router_is_cut_off_is_told_so() {
 
 #[tokio::test]
 async fn who_is_held_goes_when_holding_is_switched_off() {
-    let gate = Gate::new();
-    let replica = Replica::start("a", ok_after(&gate));
-    let folder = Folder::new();
-    let content = |hold: &str| text(&list(&[&replica]), &[("strategy", "cache_aware"), ("routers", "1"), ("hold", hold)]);
-    let file = folder.file("router.yaml", &content("250ms"));
-    let router = Router::start_file(&file).await;
-    router.has_state("a", "up").await;
-    let _first = start(&router, "", &about("first", LONG, "x")).await;
-    replica.has_requests(1).await;
-    let _second = start(&router, "", &about("second", LONG, "x")).await;
-    router.has_metric("prefix_router_held_requests", &[], 1.0).await;
-    folder.file("router.yaml", &content("0s"));
-    assert_eq!(router.reload().await, ["hold"]);
+    let (replica, filed, [_first, _second], _gate) = filed().await;
+    assert_eq!(filed.change(&[&replica], &[FILED[0], FILED[1], ("hold", "0s")]).await, ["hold"]);
     replica.has_requests(2).await;
-    router.has_metric("prefix_router_held_requests", &[], 0.0).await;
-    router.has_metric("prefix_router_holds_total", &[("end", "off")], 1.0).await;
+    filed.router.has_metric("prefix_router_held_requests", &[], 0.0).await;
+    filed.router.has_metric("prefix_router_holds_total", &[("end", "off")], 1.0).await;
 }
 
 #[tokio::test]
 async fn who_is_held_when_limits_come_waits_for_room() {
-    let gate = Gate::new();
-    let replica = Replica::start("a", ok_after(&gate));
-    let folder = Folder::new();
-    let content = |limit: &str| text(&list(&[&replica]), &[("strategy", "cache_aware"), ("routers", "1"), ("max_outstanding", limit)]);
-    let router = Router::start_file(&folder.file("router.yaml", &content("0"))).await;
-    router.has_state("a", "up").await;
-    let mut first = start(&router, "", &about("first", LONG, "x")).await;
-    replica.has_requests(1).await;
-    let mut second = start(&router, "", &about("second", LONG, "x")).await;
-    router.has_metric("prefix_router_held_requests", &[], 1.0).await;
-    folder.file("router.yaml", &content("1"));
-    assert_eq!(router.reload().await, ["max_outstanding"]);
-    router.has_metric("prefix_router_queue_requests", &[], 1.0).await;
-    router.has_metric("prefix_router_held_requests", &[], 0.0).await;
+    let (replica, filed, [mut first, mut second], gate) = filed().await;
+    assert_eq!(filed.change(&[&replica], &[FILED[0], FILED[1], ("max_outstanding", "1")]).await, ["max_outstanding"]);
+    filed.router.has_metric("prefix_router_queue_requests", &[], 1.0).await;
+    filed.router.has_metric("prefix_router_held_requests", &[], 0.0).await;
     assert_eq!(replica.count(), 1);
     gate.open();
     assert_eq!((first.response("POST").await.status, second.response("POST").await.status), (200, 200));

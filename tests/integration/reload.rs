@@ -15,52 +15,12 @@ use crate::client::{Client, End};
 use crate::command::{Serving, program};
 use crate::dns::Dns;
 use crate::replica::{Gate, Replica, Step};
-use crate::support::{A_WHILE, Folder, Router, Setting, api, chat, eventually, list, samples, text};
+use crate::support::{A_WHILE, Filed, Folder, Router, Setting, api, chat, content, eventually, list, samples, text};
 
 const CHAT: &str = "/v1/chat/completions";
 const RELOADS: &str = "prefix_router_config_reloads_total";
 const SUCCESSFUL: &str = "prefix_router_config_last_reload_successful";
 const SINCE: &str = "prefix_router_config_last_reload_success_timestamp_seconds";
-
-/// A router that reads a file, and only when it is asked to.
-struct Filed {
-    folder: Folder,
-    file: PathBuf,
-    router: Router,
-}
-
-impl Filed {
-    async fn start(replicas: &[&Replica], settings: &[Setting<'_>]) -> Self {
-        let filed = Self::start_with(&list(replicas), settings).await;
-        for replica in replicas {
-            filed.router.has_state(replica.name, "up").await;
-        }
-        filed
-    }
-
-    async fn start_with(replicas: &str, settings: &[Setting<'_>]) -> Self {
-        let folder = Folder::new();
-        let file = folder.file("router.yaml", &content(replicas, settings));
-        let router = Router::start_file(&file).await;
-        Self { folder, file, router }
-    }
-
-    /// Rewrites the file.
-    fn write(&self, replicas: &[&Replica], settings: &[Setting<'_>]) {
-        fs::write(&self.file, content(&list(replicas), settings)).unwrap();
-    }
-
-    /// Rewrites it, and has it read; the keys that were applied.
-    async fn change(&self, replicas: &[&Replica], settings: &[Setting<'_>]) -> Vec<String> {
-        self.write(replicas, settings);
-        self.router.reload().await
-    }
-}
-
-/// The text of a file that is read only when somebody asks, unless `settings` say otherwise.
-fn content(replicas: &str, settings: &[Setting<'_>]) -> String {
-    text(replicas, &[&[("reload_interval", "0s")], settings].concat())
-}
 
 /// The answers to so many requests, one after the other: their statuses, and the replicas that the router names.
 async fn answers(router: &Router, count: usize) -> Vec<(u16, String)> {

@@ -280,3 +280,45 @@ pub(crate) fn check_error(response: &Response, target: &str, status: u16, code: 
     }
     assert_eq!(response.body.end, client::End::Whole, "{target}: an error is a whole response");
 }
+
+/// A router that reads a file, and only when it is asked to.
+pub(crate) struct Filed {
+    pub(crate) folder: Folder,
+    pub(crate) file: PathBuf,
+    pub(crate) router: Router,
+}
+
+impl Filed {
+    /// With these replicas, all up.
+    pub(crate) async fn start(replicas: &[&Replica], settings: &[Setting<'_>]) -> Self {
+        let filed = Self::start_with(&list(replicas), settings).await;
+        for replica in replicas {
+            filed.router.has_state(replica.name, "up").await;
+        }
+        filed
+    }
+
+    /// Started with this text as the list of replicas.
+    pub(crate) async fn start_with(replicas: &str, settings: &[Setting<'_>]) -> Self {
+        let folder = Folder::new();
+        let file = folder.file("router.yaml", &content(replicas, settings));
+        let router = Router::start_file(&file).await;
+        Self { folder, file, router }
+    }
+
+    /// Rewrites the file.
+    pub(crate) fn write(&self, replicas: &[&Replica], settings: &[Setting<'_>]) {
+        fs::write(&self.file, content(&list(replicas), settings)).expect("a temporary file");
+    }
+
+    /// Rewrites it, and has it read; the keys that were applied.
+    pub(crate) async fn change(&self, replicas: &[&Replica], settings: &[Setting<'_>]) -> Vec<String> {
+        self.write(replicas, settings);
+        self.router.reload().await
+    }
+}
+
+/// The text of a file that is read only when somebody asks, unless `settings` say otherwise.
+pub(crate) fn content(replicas: &str, settings: &[Setting<'_>]) -> String {
+    text(replicas, &[&[("reload_interval", "0s")], settings].concat())
+}

@@ -109,11 +109,11 @@ impl<'a> Field<'a> {
             let promised = field.together.promised(first.weight);
             let Cost { expected, values, .. } = field.cost(first, sight, chunks);
             // What is known to be elsewhere is not lost.
-            let nowhere = (chunks.bytes as f64 - expected.max(values.kept * most as f64)) / values.bytes_per_token;
+            let lost = chunks.bytes as f64 - expected.max(values.kept * most as f64);
             let others = if routers > 0 { 1.0 - 1.0 / f64::from(routers) } else { together.others.unwrap_or(UNKNOWN_OTHERS) };
             let (reuse, routers) = (sight.seen.reuse(), 1.0 / (1.0 - others).max(LEAST_SHARE));
-            field.astray = ASTRAY * reuse * others * promised * nowhere;
-            let share = nowhere * values.bytes_per_token / chunks.bytes.max(1) as f64;
+            field.astray = ASTRAY * reuse * others * promised * lost / values.bytes_per_token;
+            let share = lost / chunks.bytes.max(1) as f64;
             field.rank = RANK.max(RANK_TOKENS * promised * share) * (1.0 + AGREEMENT * reuse * routers * share);
         }
         field
