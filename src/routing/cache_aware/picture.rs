@@ -14,9 +14,6 @@ use crate::request::{Chunks, Usage, end_of};
 /// A cache of which nothing is known holds so many tokens.
 const UNKNOWN_CACHE: u64 = 400_000;
 
-/// Of a cache, so much is taken for what holds prompts of this router's: the rest is answers, and what others send.
-const PART_OF_CACHE: f64 = 0.8;
-
 /// Fewer tokens to compute hardly slow others down.
 const LITTLE: f64 = 4_000.0;
 
@@ -124,9 +121,10 @@ impl Picture {
 }
 
 impl State {
-    /// Makes room for what its cache holds, as far as is known.
+    /// Makes room for what its cache holds, as far as is known. That answers and what others send take some of it is seen in what is found there, as all
+    /// else that is forgotten sooner.
     fn resize(&mut self) {
-        self.holdings.resize((self.cache_tokens as f64 * PART_OF_CACHE * self.learnt.bytes_per_token.value) as u64);
+        self.holdings.resize((self.cache_tokens as f64 * self.learnt.bytes_per_token.value) as u64);
     }
 
     /// Its engine has begun anew: nothing is there, and what was expected of it is not to be judged.
