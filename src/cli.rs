@@ -180,7 +180,7 @@ struct SimulateFlags {
     /// Print the figures as JSON.
     #[arg(long)]
     json: bool,
-    /// Make the tables of docs/placement.md, as Markdown. It takes three quarters of an hour on two cores.
+    /// Make the tables of docs/placement.md, as Markdown. It takes about an hour and a half on two cores.
     #[arg(long, conflicts_with_all = ["workload", "strategy", "load", "replicas", "routers", "bursty", "elastic", "capacity", "json", "requests", "metrics_age", "sharegpt"])]
     suite: bool,
 }

@@ -51,6 +51,8 @@ const UNIQUE_REQUESTS: usize = 60_000;
 /// Agents that are at work for minutes: only in a long run are as many at work at one time as its rate says.
 const LONG: &str = "agentic";
 const LONG_REQUESTS: usize = 150_000;
+/// Without those that hold requests back: at the rates that a search tries, whoever waits is looked through at each step, for hours.
+const LONG_STRATEGIES: [&str; 5] = [BASE, "least_outstanding", OWN, "cache_aware:at_once", "oracle:2"];
 /// Traffic at a rate at which `random` is far behind.
 const HEAVY: [&str; 1] = ["mooncake"];
 const OVERLOAD: f64 = 1.85;
@@ -61,7 +63,7 @@ pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>)
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         strategies(&names).map_err(|error| anyhow!(error))
     };
-    let (all, few) = (parse(&STRATEGIES)?, parse(&FEW)?);
+    let (all, few, at_once) = (parse(&STRATEGIES)?, parse(&FEW)?, parse(&LONG_STRATEGIES)?);
     let workloads: Vec<Workload> = workloads(&WORKLOADS)?;
     let restless: Vec<Workload> = self::workloads(&RESTLESS)?;
     let unique: Vec<Workload> = self::workloads(&["unique"])?;
@@ -121,7 +123,7 @@ pub(super) fn run(options: &Options, tell: &mut dyn FnMut(&str) -> Fallible<()>)
         tell(&format!("\n### Prompts that never repeat, {routers} router{plural}\n\n{UNIQUE_REQUESTS} requests.\n\n{table}"))?;
     }
     let mut plan = Plan::new(&Options { workloads: long.clone(), requests: Some(LONG_REQUESTS), seeds: 1, ..options })?;
-    let results = plan.run(&cells(&long, &few, &|cell| Cell { capacity: true, ..cell }))?;
+    let results = plan.run(&cells(&long, &at_once, &|cell| Cell { capacity: true, ..cell }))?;
     let table = matrix(&results, &rate, &|result, base| rate(result) + &times(result, base));
     tell(&format!("\n### Throughput in a long run\n\nRequests in a second at p90 < 2 s; {LONG_REQUESTS} requests, first seed.\n\n{table}"))
 }
