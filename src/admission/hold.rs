@@ -18,7 +18,7 @@ use crate::routing::Estimate;
 const BESIDE: f64 = 0.1;
 
 /// What has to be known of a request that is held back.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Holdable {
     /// Lower goes first, as in vLLM: one less is as having waited for [`Settings::queue_aging`].
     pub priority: i32,
@@ -130,10 +130,10 @@ impl<T: Clone> Hold<T> {
         let (mut released, mut standings) = (Vec::new(), Vec::with_capacity(estimates.len()));
         let (mut requests, mut bytes) = (self.held.len(), self.bytes);
         for &(place, best) in estimates {
-            let Some(Held { request, .. }) = self.held.get(&place) else { continue };
+            let Some(&Held { request, .. }) = self.held.get(&place) else { continue };
             if let Some(best) = best {
                 let waited = now.saturating_duration_since(request.arrived);
-                standings.push(Standing { place, request: request.clone(), waited, best, seconds: best.uncached, rank: 0.0 });
+                standings.push(Standing { place, request, waited, best, seconds: best.uncached, rank: 0.0 });
             } else {
                 (requests, bytes) = (requests - 1, bytes - request.size);
                 released.push((place, Release::Turn, None));

@@ -51,7 +51,7 @@ const UNIQUE_REQUESTS: usize = 60_000;
 /// Agents that are at work for minutes: only in a long run are as many at work at one time as its rate says.
 const LONG: &str = "agentic";
 const LONG_REQUESTS: usize = 150_000;
-/// Without those that hold requests back: at the rates that a search tries, whoever waits is looked through at each step, for hours.
+/// Without those that hold requests back: at the rates that a search tries, all that wait are looked through at each step.
 const LONG_STRATEGIES: [&str; 5] = [BASE, "least_outstanding", OWN, "cache_aware:at_once", "oracle:2"];
 /// Traffic at a rate at which `random` is far behind.
 const HEAVY: [&str; 1] = ["mooncake"];
