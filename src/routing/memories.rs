@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
-use super::memory::{Look, Memory};
+use super::memory::{Crowded, Look, Memory};
 use super::sight::{Seen, Sight};
 use super::table;
 use crate::fleet::{Pool, PoolName};
@@ -83,8 +83,8 @@ impl Memories {
                 self.with(pool.name(), now, look).flatten()
             }
         }?;
-        if let Some(capacity) = crowded {
-            self.grow(pool.name(), capacity, now);
+        if let Some(crowded) = crowded {
+            self.grow(pool.name(), crowded, now);
         }
         let seen = known.map_or(Seen::Never { at, reuse }, Seen::Before);
         Some(Sight { key: boundary.key, depth: Some(boundary.depth), hot, moved, seen, chunks: None, streams: false })
@@ -129,11 +129,11 @@ impl Memories {
     }
 
     /// Gives a pool twice the room, where that is within the bound; else what others no longer need.
-    fn grow(&self, pool: &PoolName, capacity: usize, now: u64) {
+    fn grow(&self, pool: &PoolName, crowded: Crowded, now: u64) {
         let mut pools = self.pools.write().unwrap_or_else(PoisonError::into_inner);
         let entries = |pools: &mut HashMap<PoolName, Kept>| pools.values_mut().map(|kept| kept.memory().capacity()).sum::<usize>();
         let Some(own) = pools.get_mut(pool).map(|kept| kept.memory().capacity()) else { return };
-        if own != capacity {
+        if own != crowded.capacity {
             // Somebody else was faster.
             return;
         }
@@ -144,7 +144,7 @@ impl Memories {
         }
         let is_largest = own >= table::MOST_ENTRIES;
         if let Some(kept) = pools.get_mut(pool) {
-            if fits && !is_largest { kept.memory().grow() } else { kept.memory().stay() }
+            if fits && !is_largest { kept.memory().grow(crowded) } else { kept.memory().stay() }
         }
     }
 }

@@ -66,8 +66,16 @@ pub(super) struct Look {
     pub(super) at: u32,
     /// The boundaries that became hot or cooled.
     pub(super) moved: Vec<Moved>,
-    /// How many entries there is room for, where something had to be forgotten that still counted, and a larger table would have kept it.
-    pub(super) crowded: Option<usize>,
+    /// What had to be forgotten, though it still counted and a larger table would have kept it.
+    pub(super) crowded: Option<Crowded>,
+}
+
+/// What was forgotten for want of room.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Crowded {
+    /// How many entries there was room for.
+    pub(super) capacity: usize,
+    forgotten: Vec<Entry>,
 }
 
 impl Memory {
@@ -82,10 +90,10 @@ impl Memory {
         let Step { requests, weight, limit } = self.next(members);
         (self.requests, self.weight) = (requests, weight);
         let now = requests as u32;
-        let (mut moved, mut is_crowded) = (Vec::new(), false);
+        let (mut moved, mut forgotten) = (Vec::new(), Vec::new());
         for (index, &boundary) in boundaries.iter().enumerate() {
             let (entry, displaced) = self.table.entry(boundary.key.0, now);
-            is_crowded |= displaced.is_some_and(|age| age < KNOWN_FOR);
+            forgotten.extend(displaced.filter(|other| now.wrapping_sub(other.touched) < KNOWN_FOR));
             let is_known = entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR;
             // One replica gets everything, whatever is hot.
             if let Some(direction) = touch(entry, now, limit as f32)
@@ -109,7 +117,8 @@ impl Memory {
             let known = is_known.then_some(entry.home);
             self.note(is_known);
             let capacity = self.table.capacity();
-            let crowded = (is_crowded && capacity < MOST_ENTRIES && self.requests >= self.grows_from).then_some(capacity);
+            let may_grow = !forgotten.is_empty() && capacity < MOST_ENTRIES && self.requests >= self.grows_from;
+            let crowded = may_grow.then_some(Crowded { capacity, forgotten });
             let hot = index.checked_sub(1).map_or(0, |last| boundaries[last].depth);
             return Some(Look { boundary, hot, known, reuse: self.reuse_so_far(), at: now, moved, crowded });
         }
@@ -148,9 +157,10 @@ impl Memory {
         self.table.capacity()
     }
 
-    /// Makes room for twice as many.
-    pub(super) fn grow(&mut self) {
+    /// Makes room for twice as many, and takes back what was forgotten.
+    pub(super) fn grow(&mut self, crowded: Crowded) {
         self.table.double();
+        crowded.forgotten.into_iter().for_each(|entry| self.table.restore(entry));
     }
 
     /// Goes on with the room that there is.
@@ -244,9 +254,9 @@ mod tests {
     }
 
     fn look(memory: &mut Memory, keys: &[u64], members: usize) -> Look {
-        let look = memory.look(&boundaries(keys), members).expect("there is a boundary");
-        if look.crowded.is_some() {
-            memory.grow();
+        let mut look = memory.look(&boundaries(keys), members).expect("there is a boundary");
+        if let Some(crowded) = look.crowded.take() {
+            memory.grow(crowded);
         }
         look
     }

@@ -50,8 +50,8 @@ impl Table {
         self.sets[set].iter_mut().find(|entry| entry.key == key && entry.count > 0.0)
     }
 
-    /// The key's entry, made where there is none; and since how long nobody had asked, at `now`, for the one whose place it took.
-    pub(super) fn entry(&mut self, key: u64, now: u32) -> (&mut Entry, Option<u32>) {
+    /// The key's entry, made where there is none; and the one whose place it took: of those in its set, the one that was touched longest before `now`.
+    pub(super) fn entry(&mut self, key: u64, now: u32) -> (&mut Entry, Option<Entry>) {
         let set = self.set_of(key);
         let set = &mut self.sets[set];
         if let Some(way) = set.iter().position(|entry| entry.key == key && entry.count > 0.0) {
@@ -69,21 +69,27 @@ impl Table {
                 oldest = (way, age);
             }
         }
-        let (way, displaced) = free.map_or((oldest.0, Some(oldest.1)), |way| (way, None));
-        set[way] = Entry { key, ..Entry::default() };
-        (&mut set[way], displaced)
+        let way = free.unwrap_or(oldest.0);
+        let displaced = std::mem::replace(&mut set[way], Entry { key, ..Entry::default() });
+        (&mut set[way], Some(displaced).filter(|_| free.is_none()))
+    }
+
+    /// Puts back an entry that was displaced, where there is room for it now and its key is not there again.
+    pub(super) fn restore(&mut self, entry: Entry) {
+        if self.get_mut(entry.key).is_some() {
+            return;
+        }
+        let set = self.set_of(entry.key);
+        if let Some(free) = self.sets[set].iter_mut().find(|entry| entry.count == 0.0) {
+            *free = entry;
+        }
     }
 
     /// Makes room for twice as many. All entries stay: each set becomes two, as the next bit of the keys says.
     pub(super) fn double(&mut self) {
         let before = std::mem::take(&mut self.sets);
         self.sets = vec![[Entry::default(); WAYS]; before.len() * 2];
-        for entry in before.into_iter().flatten().filter(|entry| entry.count > 0.0) {
-            let set = self.set_of(entry.key);
-            if let Some(free) = self.sets[set].iter_mut().find(|entry| entry.count == 0.0) {
-                *free = entry;
-            }
-        }
+        before.into_iter().flatten().filter(|entry| entry.count > 0.0).for_each(|entry| self.restore(entry));
     }
 
     fn set_of(&self, key: u64) -> usize {
@@ -114,17 +120,37 @@ mod tests {
         let touch = |table: &mut Table, number: u64, now: u32| {
             let (entry, displaced) = table.entry(key(number), now);
             (entry.count, entry.touched) = (1.0, now);
-            displaced
+            displaced.map(|displaced| displaced.key >> 32)
         };
         for number in 0..WAYS as u64 {
             assert_eq!(touch(&mut table, number, number as u32), None);
         }
         touch(&mut table, 0, 10);
-        assert_eq!(touch(&mut table, 100, 11), Some(10), "1 was touched at 1");
+        assert_eq!(touch(&mut table, 100, 11), Some(1), "0 was touched again");
         assert!(table.get_mut(key(1)).is_none());
         assert!(table.get_mut(key(0)).is_some_and(|entry| entry.touched == 10));
         // The clock goes round.
-        assert_eq!(touch(&mut table, 101, 1), Some(u32::MAX), "2 was touched at 2, almost a round ago");
+        assert_eq!(touch(&mut table, 101, 1), Some(2), "it was touched at 2, almost a round ago");
+    }
+
+    #[test]
+    fn what_was_displaced_can_be_put_back_once_there_is_room() {
+        let mut table = Table::new();
+        // All in one set, until there are twice as many.
+        let key = |number: u64| (number % 2 * 8) | number << 32 | 5;
+        for number in 1..=WAYS as u64 {
+            table.entry(key(number), 0).0.count = number as f32;
+        }
+        let (new, displaced) = table.entry(key(100), 1);
+        new.count = 100.0;
+        let displaced = displaced.expect("the set was full");
+        table.restore(displaced);
+        assert!(table.get_mut(displaced.key).is_none(), "there is no room");
+        table.double();
+        table.restore(displaced);
+        table.restore(Entry { count: 7.0, ..displaced });
+        assert_eq!(table.get_mut(displaced.key).copied(), Some(displaced), "and what is there is left alone");
+        assert!(table.get_mut(key(100)).is_some_and(|entry| entry.count == 100.0));
     }
 
     proptest! {
