@@ -88,6 +88,10 @@ impl Admin {
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+    if !admin.metrics.is_on() {
+        let text = "metrics are off by the configuration (metrics: false)\n".to_owned();
+        return (StatusCode::NOT_FOUND, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text);
+    }
     match admin.metrics.render(&admin.fleet.view()) {
         Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain; charset=utf-8")], error.to_string()),

@@ -189,7 +189,8 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let (traffic_listener, traffic) = bind(config.listen, "listen").await?;
     let (admin_listener, admin) = bind(config.admin, "admin").await?;
 
-    let metrics = Metrics::new().context("cannot set up metrics")?;
+    let metrics = Metrics::new(&config.metrics).context("cannot set up metrics")?;
+    metrics.show_limits(&reload::limits(&config));
     let resolver = Arc::new(Resolver::new(&config.resolver).context("cannot ask DNS servers")?);
     let (dns, dns_now) = watch::channel(config.resolver.clone());
     let names = HostNames::new(Arc::clone(&resolver), dns_now.clone());
@@ -216,6 +217,9 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let (fleet_of_roster, metrics_of_roster) = (Arc::clone(&fleet), Arc::clone(&metrics));
     tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, scraper, orders }.run());
     tasks.spawn(announce(Arc::clone(&fleet), config.health.timeout));
+    if config.metrics.on {
+        tasks.spawn(watch_gates(Arc::clone(&fleet), Arc::clone(&metrics)));
+    }
 
     let (reloading, requests) = mpsc::channel(1);
     let (access, access_now) = watch::channel(config.access.clone());
@@ -246,6 +250,20 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
     tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}; replicas: {fixed}{discovered}");
     Ok(Running { traffic, admin, drain, cut, reloading, fleet: fleet_now, serving, _tasks: tasks })
+}
+
+/// How often gates are looked at.
+const GATES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Counts for how long gates are closed.
+async fn watch_gates(fleet: Arc<LiveFleet>, metrics: Arc<Metrics>) {
+    let mut last = Instant::now();
+    loop {
+        sleep(GATES_INTERVAL).await;
+        let now = Instant::now();
+        metrics.count_saturation(&fleet.view(), now - last);
+        last = now;
+    }
 }
 
 /// Tells the chooser of the moment what engines say of themselves.

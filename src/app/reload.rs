@@ -15,6 +15,7 @@ use super::{ADMIN_CONNECTIONS, choosing, rules};
 use crate::admin::{self, Reloaded};
 use crate::config::{Config, ConfigErrors, Contents, Reading};
 use crate::proxy::Proxy;
+use crate::routing::StrategyName;
 use crate::telemetry::{Log, Metrics, Reload};
 use crate::{live, resolver, scrape, server};
 
@@ -152,6 +153,7 @@ impl Reloader {
             replace(&self.live.access, config.access.clone());
             replace(&self.live.dns, config.resolver.clone());
             replace(&self.live.engine_metrics, config.engine_metrics.clone());
+            self.metrics.show_limits(&limits(&config));
             if let Some(log) = &self.live.log
                 && config.telemetry != self.config.telemetry
             {
@@ -167,6 +169,19 @@ impl Reloader {
 pub(super) fn listed(config: &Config) -> Listed {
     let Config { replicas, sources, health, upstream, key, .. } = config.clone();
     Listed { replicas, sources, settings: live::Settings { health, upstream, hash_seed: key.hash_seed } }
+}
+
+/// The limits whose use is shown beside them; `None` where nothing is limited.
+pub(super) fn limits(config: &Config) -> Vec<(&'static str, Option<u64>)> {
+    let (admission, waits) = (&config.admission, config.admission.is_on());
+    let holds = admission.holds() && config.routing.strategy == StrategyName::CacheAware;
+    vec![
+        ("max_connections", Some(config.server.max_connections as u64)),
+        ("max_buffered_bytes", Some(config.proxy.max_buffered_bytes as u64)),
+        ("queue_max_requests", waits.then_some(admission.queue_max_requests as u64)),
+        ("queue_max_bytes", (waits || holds).then_some(admission.queue_max_bytes as u64)),
+        ("hold_max_requests", holds.then_some(admission.hold_max_requests as u64)),
+    ]
 }
 
 /// The admin port's share of the server's settings.

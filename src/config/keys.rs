@@ -506,6 +506,18 @@ pub(super) static KEYS: &[Key] = &[
         "30s",
         Kind::Time(NO_TIME..=HOUR, at!(server.drain_timeout)),
     ),
+    fixed(
+        "metrics",
+        "Whether /metrics is served on the admin port, and requests are counted for it.",
+        "true",
+        Kind::Switch(at!(metrics.on)),
+    ),
+    fixed(
+        "metrics_max_models",
+        "Models with series of their own, at most, of those that replicas list; all others are one, other.",
+        "100",
+        Kind::Number(0..=10_000, at!(metrics.max_models as usize)),
+    ),
     key("log_level", "What is logged.", "info", word!(telemetry.level: Level)),
     fixed("log_format", "How it is logged.", "text", word!(telemetry.format: LogFormat)),
     key(

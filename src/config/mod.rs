@@ -52,6 +52,8 @@ pub struct Config {
     pub health: fleet::health::Settings,
     /// How engines are asked for their metrics.
     pub engine_metrics: scrape::Settings,
+    /// What is published of the router's work.
+    pub metrics: telemetry::MetricsSettings,
     /// How much runs at one time, and who may wait for it.
     pub admission: admission::Settings,
     /// The request path: retries, timeouts, limits.
@@ -81,6 +83,7 @@ impl Default for Config {
             routing: routing::Settings::default(),
             health: fleet::health::Settings::default(),
             engine_metrics: scrape::Settings::default(),
+            metrics: telemetry::MetricsSettings::default(),
             admission: admission::Settings::default(),
             proxy: proxy::Settings::default(),
             upstream: upstream::Settings::default(),

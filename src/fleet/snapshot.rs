@@ -239,6 +239,11 @@ impl Snapshot {
         std::iter::once(&self.all).chain(&self.any_name).chain(self.by_model.values())
     }
 
+    /// Whether some replica lists that model.
+    pub fn lists(&self, model: &str) -> bool {
+        self.by_model.contains_key(model)
+    }
+
     /// The name of the pool for a request that names `model`.
     pub fn pool_name(&self, model: Option<&str>) -> PoolName {
         match model {

@@ -191,10 +191,7 @@ impl<'a> Forward<'a> {
 
     fn note(&mut self, chosen: &Chosen, record: &mut Record) {
         let replica = chosen.slot.replica();
-        record.tries += 1;
-        record.reason = Some(chosen.reason);
-        record.replica = Some(Arc::clone(replica));
-        record.metrics().chosen(replica, chosen.reason);
+        record.is_sent(replica, chosen.reason);
         self.tried.push(Arc::clone(replica));
     }
 

@@ -188,7 +188,8 @@ impl Proxy {
         let rules = self.rules();
         let (head, body) = request.into_parts();
         let request_id = headers::request_id(&head.headers);
-        let mut record = Record::new(Arc::clone(&self.parties.metrics), head.method.clone(), head.uri.path(), &request_id);
+        let metrics = Arc::clone(&self.parties.metrics);
+        let mut record = Record::new(metrics, rules.chooser.name(), head.method.clone(), head.uri.path(), &request_id);
         let dialect = Dialect::of(head.uri.path());
         let mut body = Inbound::new(body, &head.headers);
 
@@ -235,9 +236,10 @@ impl Proxy {
         }
 
         let bytes = body.read(&rules.settings, &self.buffers).await?;
-        record.body_bytes = bytes.len();
+        record.is_read(bytes.len());
         let target = head.uri.path_and_query().cloned().ok_or(ProxyError::PathNotExposed)?;
-        let (mut ask, aim) = if head.method == Method::POST { self.read(rules, surface, &bytes, identifier) } else { Default::default() };
+        let (mut ask, aim) =
+            if head.method == Method::POST { self.read(rules, surface, &bytes, identifier, record) } else { Default::default() };
         ask.priority = priority.unwrap_or(ask.priority);
         if ask.too_deep {
             self.parties.metrics.hit(Limit::MaxJsonDepth);
@@ -254,12 +256,14 @@ impl Proxy {
 
     /// What a body asks, and what it is placed by. Its prompt is read only as far as the strategy wants to know it. It is counted, and told of where it
     /// is news.
-    fn read(&self, rules: &Rules, surface: Surface, body: &[u8], identifier: Option<&str>) -> (Ask, Aim) {
+    fn read(&self, rules: &Rules, surface: Surface, body: &[u8], identifier: Option<&str>, record: &mut Record) -> (Ask, Aim) {
         let view = self.parties.fleet.view();
         let ask = Ask::read_until(surface, body, identifier, &rules.key, |model, boundary| {
             view.pool(model).is_none_or(|pool| rules.chooser.is_enough(boundary, pool))
         });
+        record.prompt_bytes = ask.prompt_bytes;
         let Some(pool) = view.pool(ask.model.as_deref()) else { return (ask, Aim::default()) };
+        record.model = self.parties.metrics.model(ask.model.as_deref(), pool.name());
         let aim = rules.chooser.aim(&ask, pool);
         if let Aim::ByKey(sight) = &aim {
             self.parties.metrics.aimed(sight);

@@ -50,6 +50,7 @@ impl Answer {
         self.head.version = Version::HTTP_11;
         record.status = Some(self.head.status);
         let events = Events::of(&self.head.headers, dialect);
+        record.streams = events.is_some() && self.head.status.is_success();
         let usage = UsageReader::of(&self.head.headers);
         let mut beginning = (self.is_good && slot.learns()).then(|| Beginning::of(&self.head.headers));
         if let Some(first) = self.first.as_ref().and_then(Frame::data_ref) {

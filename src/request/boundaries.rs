@@ -1,4 +1,4 @@
-//! Where the key of a prompt may end: at one place where the length of the prefix is given, and otherwise at each where prompts are likely to part.
+//! Where the key of a prompt may end: where the prefix does that has a given length, and otherwise at each place where prompts are likely to part.
 //!
 //! It says where, and how far a prompt has to be read for it. It hashes nothing.
 
@@ -18,7 +18,10 @@ pub struct Boundary {
 /// How many boundaries a prompt has at most.
 pub const MAX_BOUNDARIES: usize = 12;
 
-/// Where the key of a prompt may end, from the shallowest: in one place where the prefix has a fixed length, in none where the prompt has no text.
+/// Where the key of a prompt may end, from the shallowest; in none where the prompt has no text.
+///
+/// Where the prefix has a fixed length, the key ends at the first of them. The others are what it would be with a prefix twice as long, and so on
+/// up to 512 times: they tell whether prompts that share too short a prefix would part further on, and are made only as far as somebody asks.
 ///
 /// Where the length is worked out: after 1,024 characters, after 2,048, and so on up to 131,072; and at the ends of the tools, of the system prompt
 /// and of the first user message. A prompt that has none of these ends in its only one. Depths do not decrease, and no key is there twice.
@@ -33,8 +36,13 @@ const DEEPEST: u32 = SHALLOWEST << 7;
 /// How far a prompt has been read, one message after the other, that is looked through for boundaries.
 pub(super) struct Course(Place);
 
+/// Behind so many boundaries a prompt whose prefix has a fixed length is read no further.
+const FIXED_BOUNDARIES: u32 = 10;
+
 #[derive(Clone, Copy)]
 enum Place {
+    /// In a prompt whose prefix has that length.
+    Fixed(u32),
     /// Before the first message, or in what has no messages.
     Start,
     /// In the messages of the system at the beginning.
@@ -48,8 +56,14 @@ enum Place {
 }
 
 impl Course {
-    pub(super) fn new() -> Self {
-        Self(Place::Start)
+    /// The beginning of a prompt; `length` is that of its prefix, where it is given.
+    pub(super) fn new(length: Option<u32>) -> Self {
+        Self(length.map_or(Place::Start, Place::Fixed))
+    }
+
+    /// Whether the prefix has a given length.
+    pub(super) fn is_fixed(&self) -> bool {
+        matches!(self.0, Place::Fixed(_))
     }
 
     /// Goes on to a message of that role at `depth`. Says whether there is a boundary before it.
@@ -60,6 +74,7 @@ impl Course {
             (Place::Start | Place::System | Place::Between, "user") => Place::User { start: depth, is_empty: true },
             (Place::Start | Place::System | Place::Between, _) => Place::Between,
             (Place::User { .. } | Place::Behind, _) => Place::Behind,
+            (fixed @ Place::Fixed(_), _) => fixed,
         };
         is_end && !matches!(self.0, Place::System)
     }
@@ -81,6 +96,10 @@ impl Course {
     ///
     /// Behind the deepest one by length only two ends matter: that of the system prompt, and that of a first user message that follows at once.
     pub(super) fn room(&mut self, depth: u32) -> usize {
+        if let Place::Fixed(length) = self.0 {
+            let ends = (0..FIXED_BOUNDARIES).map(|doublings| length.saturating_mul(1 << doublings));
+            return ends.filter(|&end| end > depth).min().map_or(0, |end| (end - depth) as usize);
+        }
         if depth < DEEPEST {
             return (next(depth) - depth) as usize;
         }
@@ -94,7 +113,7 @@ impl Course {
 
     /// After so many characters: whether there is a boundary at `depth`.
     pub(super) fn passed(&mut self, depth: u32) -> bool {
-        if depth <= DEEPEST {
+        if depth <= DEEPEST || self.is_fixed() {
             return true;
         }
         self.0 = Place::Behind;

@@ -212,6 +212,11 @@ impl<'a> Cursor<'a> {
 }
 
 impl<'a> Value<'a> {
+    /// How many bytes it takes.
+    pub(super) fn len(self) -> usize {
+        self.end - self.start.at
+    }
+
     /// A cursor at its first byte.
     pub(super) fn cursor(self) -> Cursor<'a> {
         self.start

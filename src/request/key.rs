@@ -44,7 +44,7 @@ pub(super) struct KeyHasher<'e> {
     depth: u32,
     /// Whether anything of the prompt was hashed: a prompt without text has no key.
     has_prompt: bool,
-    /// Where the prompt is looked through for boundaries: the length of its prefix is not given.
+    /// As long as the prompt is looked through for boundaries.
     course: Option<Course>,
     /// Its boundaries so far.
     boundaries: Boundaries,
@@ -63,13 +63,8 @@ impl<'e> KeyHasher<'e> {
         seed: u64,
         enough: &'e mut dyn FnMut(&Boundary) -> bool,
     ) -> Self {
-        let (room, course) = match prefix_length {
-            OrAuto::Fixed(length) => (length.get() as usize, None),
-            OrAuto::Auto => {
-                let mut course = Course::new();
-                (course.room(0), Some(course))
-            }
-        };
+        let mut course = Course::new(prefix_length.fixed().map(|length| u32::try_from(length.get()).unwrap_or(u32::MAX)));
+        let (room, course) = (course.room(0), Some(course));
         let mut hasher = Self {
             hash: Xxh3::with_seed(seed),
             room,
@@ -113,6 +108,11 @@ impl<'e> KeyHasher<'e> {
             self.boundary(end);
         }
         self.boundaries
+    }
+
+    /// Whether the prefix has a given length, and was that long.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.boundaries.is_empty() && self.course.as_ref().is_none_or(Course::is_fixed)
     }
 
     /// Bytes of a `part` of which `length` are hashed already, each counted as a character; returns how many are hashed then.
@@ -221,7 +221,7 @@ impl Sink for KeyHasher<'_> {
 
     /// The end of the tools.
     fn end_of_tools(&mut self) {
-        if self.course.is_some() {
+        if self.course.as_ref().is_some_and(|course| !course.is_fixed()) {
             let end = Key(self.hash.digest());
             self.end = Some(end);
             self.boundary(end);

@@ -88,6 +88,8 @@ pub struct Ask {
     pub priority: i32,
     /// Whether the answer is to come piece by piece, the first when the prompt is computed.
     pub streams: bool,
+    /// Bytes of the body that are its prompt, as it is written there; `None` where its surface has none.
+    pub prompt_bytes: Option<usize>,
     /// Whether it has a key of its raw bytes for no other reason than `max_json_depth`.
     pub too_deep: bool,
 }
@@ -150,6 +152,8 @@ impl Ask {
                 scope(&mut key, &fields, identifier);
                 Placement::ByKey(match fields.read_prompt(surface, settings.includes, &mut key) {
                     Ok(()) => key.finish(),
+                    // What lies behind the prefix decides nothing.
+                    Err(Malformed) if key.is_settled() => key.finish(),
                     Err(Malformed) => native(&fields, body, identifier, settings, &mut enough),
                 })
             }
@@ -161,6 +165,7 @@ impl Ask {
             identifier: identifier.map(|identifier| xxh3_64_with_seed(identifier.as_bytes(), settings.hash_seed)),
             priority: i32::try_from(fields.priority.clamp((*PRIORITIES.start()).into(), (*PRIORITIES.end()).into())).unwrap_or_default(),
             streams: fields.streams && !surface.begins_early(),
+            prompt_bytes: family.map(|family| if family == Family::Native { body.len() } else { fields.prompt_bytes(surface) }),
             too_deep,
             model: fields.model,
         }

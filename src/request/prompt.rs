@@ -93,6 +93,18 @@ impl<'a> Fields<'a> {
         Ok(fields)
     }
 
+    /// Bytes of the fields that hold the prompt of a body of `surface`, which has a text view.
+    pub(super) fn prompt_bytes(&self, surface: Surface) -> usize {
+        let fields: &[Option<Value<'_>>] = match surface {
+            Surface::Messages => &[self.system, self.messages],
+            Surface::Responses => &[self.instructions, self.input],
+            Surface::Completions => &[self.prompt],
+            Surface::Embeddings => &[self.input, self.messages],
+            _ => &[self.messages],
+        };
+        fields.iter().flatten().map(|value| value.len()).sum()
+    }
+
     /// Gives the prompt of a body of `surface`, which has a text view, to `sink`.
     pub(super) fn read_prompt(&self, surface: Surface, includes: Includes, sink: &mut impl Sink) -> Result<(), Malformed> {
         // Engines render tools before everything else.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use super::memory::{Crowded, Look, Memory};
-use super::sight::{Seen, Sight};
+use super::sight::{Fit, Seen, Sight};
 use super::table;
 use crate::fleet::{Pool, PoolName};
 use crate::request::Boundary;
@@ -29,38 +29,46 @@ struct Memories {
     requests: AtomicU64,
 }
 
-/// What a prompt's key is: as much of the prompt as its pool's traffic decides, or all that a fixed length leaves.
+/// What a prompt's key is: as much of the prompt as its pool's traffic decides, or as its fixed length leaves.
 #[derive(Debug)]
-pub(super) struct Keys(Option<Memories>);
+pub(super) struct Keys {
+    memories: Memories,
+    /// Then what is remembered places nothing: routers that share nothing agree on all homes. It shows how well the length fits.
+    is_fixed: bool,
+}
 
 impl Keys {
     pub(super) fn new(prefix_length: OrAuto<PrefixLength>) -> Self {
-        Self(matches!(prefix_length, OrAuto::Auto).then(Memories::default))
+        Self { memories: Memories::default(), is_fixed: matches!(prefix_length, OrAuto::Fixed(_)) }
     }
 
     /// What a prompt with these boundaries is placed by. It is counted. `None` where it has no boundary.
     pub(super) fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
-        match &self.0 {
-            Some(memories) => memories.look(boundaries, pool),
-            None => boundaries.last().map(|last| last.key.into()),
+        if self.is_fixed {
+            let first = boundaries.first()?;
+            return Some(Sight { fit: self.memories.study(boundaries, pool), ..first.key.into() });
         }
+        self.memories.look(boundaries, pool)
     }
 
     /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.
     pub(super) fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
-        self.0.as_ref().is_none_or(|memories| memories.is_enough(boundary, pool))
+        self.memories.is_enough(boundary, pool)
     }
 
-    /// Keeps in mind where a key went that was first seen `at` that time, if anything is.
+    /// Keeps in mind where a key went that was first seen `at` that time, where that is of use.
     pub(super) fn remember(&self, pool: &PoolName, key: u64, at: u32, home: u32) {
-        if let Some(memories) = &self.0 {
-            memories.remember(pool, key, at, home);
-        }
+        self.memories.remember(pool, key, at, home);
     }
 
-    /// How many of a pool's keys are known, of late; `None` where nobody counts.
+    /// How many of a pool's keys are known, of late; `None` where none was seen.
     pub(super) fn reuse(&self, pool: &PoolName) -> Option<f64> {
-        self.0.as_ref()?.reuse(pool)
+        self.memories.peek(pool, Memory::reuse)
+    }
+
+    /// The share of a pool's recent requests that its most frequent key has; `None` where too few were seen.
+    pub(super) fn top_share(&self, pool: &PoolName) -> Option<f64> {
+        self.memories.peek(pool, Memory::top_share)
     }
 }
 
@@ -74,20 +82,33 @@ struct Kept {
 impl Memories {
     /// Takes note of a request to `pool`: what it is placed by. `None` where it has no boundary.
     fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
-        let now = self.requests.fetch_add(1, Ordering::Relaxed);
-        let look = |memory: &mut Memory| memory.look(boundaries, pool.members().len());
-        let Look { boundary, hot, known, reuse, at, moved, crowded } = match self.with(pool.name(), now, look) {
-            Some(look) => look,
-            None => {
-                self.begin(pool.name(), now);
-                self.with(pool.name(), now, look).flatten()
-            }
-        }?;
+        let (now, look) = self.take_note(pool, |memory| memory.look(boundaries, pool.members().len()));
+        let Look { boundary, hot, known, reuse, at, moved, fit, crowded } = look?;
         if let Some(crowded) = crowded {
             self.grow(pool.name(), crowded, now);
         }
         let seen = known.map_or(Seen::Never { at, reuse }, Seen::Before);
-        Some(Sight { key: boundary.key, depth: Some(boundary.depth), hot, moved, seen, chunks: None, streams: false })
+        Some(Sight { key: boundary.key, depth: Some(boundary.depth), hot, moved, fit: Some(fit), seen, chunks: None, streams: false })
+    }
+
+    /// Takes note of a request to `pool` that is placed by its first boundary: how well that fits.
+    fn study(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Fit> {
+        let (now, study) = self.take_note(pool, |memory| memory.study(boundaries, pool.members().len()));
+        let (fit, crowded) = study?;
+        if let Some(crowded) = crowded {
+            self.grow(pool.name(), crowded, now);
+        }
+        Some(fit)
+    }
+
+    /// Has the pool's memory take note of a request, which is the first where it has none; and when that was.
+    fn take_note<T>(&self, pool: &Pool, note: impl Fn(&mut Memory) -> Option<T>) -> (u64, Option<T>) {
+        let now = self.requests.fetch_add(1, Ordering::Relaxed);
+        let noted = self.with(pool.name(), now, &note).unwrap_or_else(|| {
+            self.begin(pool.name(), now);
+            self.with(pool.name(), now, &note).flatten()
+        });
+        (now, noted)
     }
 
     /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.
@@ -105,10 +126,10 @@ impl Memories {
         }
     }
 
-    /// How many of a pool's keys are known, of late; `None` where it was not asked for.
-    fn reuse(&self, pool: &PoolName) -> Option<f64> {
+    /// What there is to be seen of a pool's memory; `None` where it was not asked for.
+    fn peek<T>(&self, pool: &PoolName, see: impl FnOnce(&Memory) -> Option<T>) -> Option<T> {
         let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
-        pools.get(pool)?.memory.lock().unwrap_or_else(PoisonError::into_inner).reuse()
+        see(&pools.get(pool)?.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A poisoned lock holds counts that are still sound.

@@ -1,10 +1,11 @@
 //! What a pool's recent traffic says of the keys in it: which boundary of a prompt a request is placed by where the prefix has no fixed length, whether
-//! its key was asked for before, and where that went.
+//! its key was asked for before, and where that went; and where the length is fixed, how well it fits.
 //!
 //! It counts in requests, not in time, so that two routers which see halves of one stream come to the same. It chooses no replica.
 
-use super::sight::{Direction, Moved};
+use super::sight::{Direction, Fit, Moved};
 use super::table::{Entry, MOST_ENTRIES, Table};
+use super::top_keys::TopKeys;
 use crate::request::Boundary;
 
 /// A boundary is hot where its share of the traffic is above this part of a replica's equal share: a replica must be able to hold several keys,
@@ -50,6 +51,8 @@ pub(super) struct Memory {
     reuse: (f64, f64),
     /// Before this time no larger table is asked for.
     grows_from: u64,
+    /// Those that requests are placed by.
+    top: TopKeys,
 }
 
 /// What a request's prompt is placed by, and what is known of that.
@@ -66,6 +69,7 @@ pub(super) struct Look {
     pub(super) at: u32,
     /// The boundaries that became hot or cooled.
     pub(super) moved: Vec<Moved>,
+    pub(super) fit: Fit,
     /// What had to be forgotten, though it still counted and a larger table would have kept it.
     pub(super) crowded: Option<Crowded>,
 }
@@ -80,21 +84,55 @@ pub(super) struct Crowded {
 
 impl Memory {
     pub(super) fn new() -> Self {
-        Self { table: Table::new(), requests: 0, weight: 0.0, reuse: (0.0, 0.0), grows_from: 0 }
+        Self { table: Table::new(), requests: 0, weight: 0.0, reuse: (0.0, 0.0), grows_from: 0, top: TopKeys::new() }
     }
 
     /// Takes note of a request to a pool of so many members. The first of its boundaries that is not hot is the one that it is placed by, or the last;
     /// those before it are counted, those behind it are not. `None` where there is no boundary.
     pub(super) fn look(&mut self, boundaries: &[Boundary], members: usize) -> Option<Look> {
+        let Walk { end, is_known, is_hot, home, moved, crowded, .. } = self.walk(boundaries, members)?;
+        let boundary = boundaries[end];
+        self.note(is_known);
+        self.top.count(boundary.key.0);
+        Some(Look {
+            boundary,
+            hot: end.checked_sub(1).map_or(0, |last| boundaries[last].depth),
+            known: is_known.then_some(home),
+            reuse: self.reuse_so_far(),
+            at: self.requests as u32,
+            moved,
+            fit: if is_hot { Fit::Hot } else { Fit::of(is_known) },
+            crowded,
+        })
+    }
+
+    /// The same for a request that is placed by its first boundary, whatever is seen of it: the others show whether that is a good one.
+    pub(super) fn study(&mut self, boundaries: &[Boundary], members: usize) -> Option<(Fit, Option<Crowded>)> {
+        let Walk { end, is_known, is_hot, first_is_known, crowded, .. } = self.walk(boundaries, members)?;
+        self.note(first_is_known);
+        self.top.count(boundaries[0].key.0);
+        let fit = match end {
+            0 if !is_hot => Fit::of(is_known),
+            // One replica gets everything, whatever its keys.
+            _ if members < 2 => Fit::of(first_is_known),
+            1.. if is_known && !is_hot => Fit::Short,
+            _ => Fit::Hot,
+        };
+        Some((fit, crowded))
+    }
+
+    /// Counts a request's boundaries up to the first that is not hot, or to the last.
+    fn walk(&mut self, boundaries: &[Boundary], members: usize) -> Option<Walk> {
         let last = boundaries.len().checked_sub(1)?;
         let Step { requests, weight, limit } = self.next(members);
         (self.requests, self.weight) = (requests, weight);
         let now = requests as u32;
-        let (mut moved, mut forgotten) = (Vec::new(), Vec::new());
+        let (mut moved, mut forgotten, mut first_is_known) = (Vec::new(), Vec::new(), false);
         for (index, &boundary) in boundaries.iter().enumerate() {
             let (entry, displaced) = self.table.entry(boundary.key.0, now);
             forgotten.extend(displaced.filter(|other| now.wrapping_sub(other.touched) < KNOWN_FOR));
             let is_known = entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR;
+            first_is_known |= is_known && index == 0;
             // One replica gets everything, whatever is hot.
             if let Some(direction) = touch(entry, now, limit as f32)
                 && members > 1
@@ -114,13 +152,10 @@ impl Memory {
             if !is_known {
                 entry.home = 0;
             }
-            let known = is_known.then_some(entry.home);
-            self.note(is_known);
-            let capacity = self.table.capacity();
+            let (is_hot, home, capacity) = (entry.is_hot && members > 1, entry.home, self.table.capacity());
             let may_grow = !forgotten.is_empty() && capacity < MOST_ENTRIES && self.requests >= self.grows_from;
             let crowded = may_grow.then_some(Crowded { capacity, forgotten });
-            let hot = index.checked_sub(1).map_or(0, |last| boundaries[last].depth);
-            return Some(Look { boundary, hot, known, reuse: self.reuse_so_far(), at: now, moved, crowded });
+            return Some(Walk { end: index, is_known, is_hot, home, first_is_known, moved, crowded });
         }
         None
     }
@@ -152,6 +187,11 @@ impl Memory {
         (self.reuse.1 > 0.0).then(|| self.reuse.0 / self.reuse.1)
     }
 
+    /// The share of the recent requests that are placed by the most frequent key; `None` where too few were seen.
+    pub(super) fn top_share(&self) -> Option<f64> {
+        self.top.top_share()
+    }
+
     /// How many entries it has room for.
     pub(super) fn capacity(&self) -> usize {
         self.table.capacity()
@@ -176,6 +216,26 @@ impl Memory {
 
     fn reuse_so_far(&self) -> Option<f64> {
         self.reuse().filter(|_| self.requests >= START)
+    }
+}
+
+/// How far a request's boundaries were gone through, and what was seen there.
+struct Walk {
+    /// The boundary that is not hot, or the last.
+    end: usize,
+    is_known: bool,
+    /// Whether too many requests share it all the same.
+    is_hot: bool,
+    home: u32,
+    /// Whether the first of all boundaries was known.
+    first_is_known: bool,
+    moved: Vec<Moved>,
+    crowded: Option<Crowded>,
+}
+
+impl Fit {
+    fn of(is_known: bool) -> Self {
+        if is_known { Self::Known } else { Self::New }
     }
 }
 
@@ -244,6 +304,8 @@ const fn power(base: f64, exponent: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -335,6 +397,45 @@ mod tests {
         }
         assert!(memory.table.get_mut(1).is_some_and(|entry| entry.count > 3.9));
         assert!(memory.table.get_mut(2).is_none());
+    }
+
+    /// What a fixed length comes to for prompts whose keys at it, and at each further length, are these.
+    fn fits(prompts: impl IntoIterator<Item = Vec<u64>>, members: usize) -> HashMap<Fit, usize> {
+        let (mut memory, mut fits) = (Memory::new(), HashMap::new());
+        for keys in prompts {
+            let (fit, crowded) = memory.study(&boundaries(&keys), members).expect("there is a boundary");
+            crowded.into_iter().for_each(|crowded| memory.grow(crowded));
+            *fits.entry(fit).or_default() += 1;
+        }
+        fits
+    }
+
+    #[test]
+    fn a_fixed_length_is_too_short_where_a_longer_one_would_divide_what_comes_again() {
+        let of = |prompts: Box<dyn Iterator<Item = Vec<u64>>>, fit: Fit| fits(prompts, 4).get(&fit).copied().unwrap_or_default();
+        // All begin alike, and part further on in 50 ways that come again and again.
+        let alike = || Box::new((0..4_000_u64).map(|number| vec![1, 2, 100 + number % 50, 1_000 + number])) as Box<_>;
+        assert!(of(alike(), Fit::Short) > 3_800);
+        // In ways that never come again, or not at all.
+        let unique = || Box::new((0..4_000_u64).map(|number| vec![1, 2, 100 + number])) as Box<_>;
+        // (Until the second boundary is hot as well.)
+        assert!(of(unique(), Fit::Short) < 5 && of(unique(), Fit::Hot) > 3_900);
+        let same = || Box::new((0..4_000_u64).map(|_| vec![1_u64, 2, 3])) as Box<_>;
+        assert!(of(same(), Fit::Hot) > 3_900);
+        // One of many is asked for by half of the requests.
+        let half = || {
+            Box::new((0..4_000_u64).map(|number| if number % 2 == 0 { vec![1, 2, 3, number + 99] } else { vec![7 + number % 101] }))
+                as Box<_>
+        };
+        assert!(of(half(), Fit::Hot) > 1_900 && of(half(), Fit::Known) > 1_700 && of(half(), Fit::Short) < 20);
+        let new = || Box::new((0..4_000_u64).map(|number| vec![number + 1])) as Box<_>;
+        assert_eq!(of(new(), Fit::New), 4_000);
+    }
+
+    #[test]
+    fn of_one_replica_no_length_is_too_short() {
+        let fits = fits((0..1_000).map(|number| vec![1, 2 + number % 7]), 1);
+        assert_eq!(fits.get(&Fit::Short), None, "{fits:?}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod random;
 mod round_robin;
 mod sight;
 mod table;
+mod top_keys;
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +26,7 @@ use strum::VariantArray;
 
 pub use cache_aware::{Forecast, Report, Turn, Verdict};
 pub use candidates::Candidates;
-pub use sight::{Direction, FirstSight, Moved, Sight};
+pub use sight::{Direction, FirstSight, Fit, Moved, Sight};
 
 use crate::fleet::{Lease, Pool, Replica, Trial};
 use crate::request::{Ask, Boundaries, Boundary, Placement, Usage};
@@ -187,6 +188,8 @@ pub struct Insight {
     pub thresholds: Vec<(u64, u64)>,
     /// Of the keys that were asked for of late, the share that was known; `None` where nobody counts.
     pub reuse: Option<f64>,
+    /// Of the recent requests, the share that the most frequent key has; `None` where nobody counts, or too few were seen.
+    pub top_key_share: Option<f64>,
     /// What is thought of the replicas, by a strategy that has pictures of them, of which one was needed already.
     pub pictures: Vec<PictureInsight>,
     /// Of prompts of which nothing is known to be anywhere, and of what is beyond what is known, the shares that are found.
@@ -286,6 +289,7 @@ pub trait Strategy: Send + Sync {
 
 /// A configured strategy, with what holds for all of them.
 pub struct Chooser {
+    name: StrategyName,
     strategy: Box<dyn Strategy>,
 }
 
@@ -299,7 +303,12 @@ impl Chooser {
             StrategyName::PrefixAware => Box::new(PrefixAware::new(settings)),
             StrategyName::CacheAware => Box::new(CacheAware::new(settings)),
         };
-        Self { strategy }
+        Self { name: settings.strategy, strategy }
+    }
+
+    /// Which strategy it is.
+    pub fn name(&self) -> StrategyName {
+        self.name
     }
 
     /// What a request to `pool` is placed by. It is counted, so this is asked once for each.

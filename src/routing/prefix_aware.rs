@@ -1,6 +1,6 @@
 //! `prefix_aware`: the key's home, unless its gate is closed (DESIGN section 4).
 //!
-//! Where the prefix has a fixed length it keeps no state, so routers that share nothing agree on every home. Where traffic decides the length it remembers
+//! Where the prefix has a fixed length it chooses by no state, so routers that share nothing agree on every home. Where traffic decides the length it remembers
 //! that traffic, in bounded memory; routers that see the same traffic still agree on almost all.
 
 use std::cmp::Ordering;
@@ -156,6 +156,7 @@ impl Strategy for PrefixAware {
         Insight {
             thresholds: all.filter(|&(_, threshold)| threshold < u64::MAX).collect(),
             reuse: self.keys.reuse(pool.name()),
+            top_key_share: self.keys.top_share(pool.name()),
             ..Insight::default()
         }
     }

@@ -17,6 +17,8 @@ pub struct Sight {
     pub(super) hot: u32,
     /// The boundaries that this request made hot, or found cooled.
     pub moved: Vec<Moved>,
+    /// How well such a key divides the traffic; `None` where nobody looks.
+    pub fit: Option<Fit>,
     pub(super) seen: Seen,
     /// The prompt's chunks, for a strategy that goes by them.
     pub(super) chunks: Option<Arc<Chunks>>,
@@ -27,7 +29,7 @@ pub struct Sight {
 impl From<Key> for Sight {
     /// A key that goes where the ring says.
     fn from(key: Key) -> Self {
-        Self { key, depth: None, hot: 0, moved: Vec::new(), seen: Seen::NotAsked, chunks: None, streams: false }
+        Self { key, depth: None, hot: 0, moved: Vec::new(), fit: None, seen: Seen::NotAsked, chunks: None, streams: false }
     }
 }
 
@@ -87,6 +89,34 @@ impl Direction {
         match self {
             Self::Hot => "hot",
             Self::Cooled => "cooled",
+        }
+    }
+}
+
+/// How well a key divides a pool's traffic: into parts that come again, none of them too large for one replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::VariantArray)]
+pub enum Fit {
+    /// It was asked for of late.
+    Known,
+    /// It was not.
+    New,
+    /// More requests have it than are good for one replica, and a longer prefix would not divide them into parts that come again.
+    Hot,
+    /// As many have it, and a longer prefix would: what is configured is too short.
+    Short,
+}
+
+impl Fit {
+    /// All of them, for metrics.
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
+
+    /// The label in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Known => "known",
+            Self::New => "new",
+            Self::Hot => "hot",
+            Self::Short => "short",
         }
     }
 }

@@ -8,13 +8,16 @@ use std::time::{Duration, Instant, SystemTime};
 
 use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode};
+use prometheus::local::LocalHistogram;
 
 use super::labels::{RetryCause, reason, route};
 use super::metrics::{CLIENT_GONE, Metrics};
+use super::models::ModelLabel;
+use super::requests::Finished;
 use super::{LogFormat, log};
 use crate::fleet::Replica;
 use crate::request::{Surface, Usage};
-use crate::routing::Reason;
+use crate::routing::{Reason, StrategyName};
 
 /// The log target of the lines.
 pub(super) const TARGET: &str = "access";
@@ -38,6 +41,9 @@ pub struct Record {
     path: Box<str>,
     /// What the path stands for; `None` where it is not served.
     pub surface: Option<Surface>,
+    /// The model that it names, as metrics know it.
+    pub model: ModelLabel,
+    strategy: StrategyName,
     /// What the client was told.
     pub status: Option<StatusCode>,
     /// Why the last replica tried was chosen.
@@ -50,13 +56,24 @@ pub struct Record {
     pub failed: String,
     /// Bytes of the request's body.
     pub body_bytes: usize,
+    /// Bytes of its prompt, where it has one.
+    pub prompt_bytes: Option<usize>,
     /// Bytes of the answer's body, as passed on so far.
     pub response_bytes: u64,
     /// What the answer said that the request took, where it did.
     pub usage: Option<Usage>,
     /// What went wrong, as the `x-prefix-router-error` header names it.
     pub error: Option<&'static str>,
+    /// Whether its answer is good and comes piece by piece.
+    pub streams: bool,
     first_byte: Option<Instant>,
+    /// When the last piece of an answer passed that comes piece by piece, and the times between them.
+    last_piece: Option<Instant>,
+    gaps: Option<LocalHistogram>,
+    /// When all of the request had been read.
+    read: Option<Instant>,
+    /// What the router took from then on until it sent it for the first time, without what it waited.
+    overhead: Option<Duration>,
     /// How long it waited for a replica with room, or with less to do, until now or until `waits_since`.
     queued: Duration,
     waits_since: Option<Instant>,
@@ -64,7 +81,7 @@ pub struct Record {
 
 impl Record {
     /// A request that begins now.
-    pub fn new(metrics: Arc<Metrics>, method: Method, path: &str, request_id: &HeaderValue) -> Self {
+    pub fn new(metrics: Arc<Metrics>, strategy: StrategyName, method: Method, path: &str, request_id: &HeaderValue) -> Self {
         let shown = request_id.as_bytes();
         let shown = &shown[..shown.len().min(MOST_OF_AN_ID)];
         Self {
@@ -75,16 +92,24 @@ impl Record {
             method,
             path: path.into(),
             surface: None,
+            model: ModelLabel::default(),
+            strategy,
             status: None,
             reason: None,
             replica: None,
             tries: 0,
             failed: String::new(),
             body_bytes: 0,
+            prompt_bytes: None,
             response_bytes: 0,
             usage: None,
             error: None,
+            streams: false,
             first_byte: None,
+            last_piece: None,
+            gaps: None,
+            read: None,
+            overhead: None,
             queued: Duration::ZERO,
             waits_since: None,
         }
@@ -121,6 +146,22 @@ impl Record {
         }
     }
 
+    /// All of the request is there.
+    pub fn is_read(&mut self, bytes: usize) {
+        self.body_bytes = bytes;
+        self.read = Some(Instant::now());
+    }
+
+    /// It is about to be sent to a replica.
+    pub fn is_sent(&mut self, replica: &Arc<Replica>, reason: Reason) {
+        if let (None, Some(read)) = (self.overhead, self.read) {
+            self.overhead = Some(read.elapsed().saturating_sub(self.queued));
+        }
+        self.tries += 1;
+        (self.replica, self.reason) = (Some(Arc::clone(replica)), Some(reason));
+        self.metrics.chosen(replica, reason);
+    }
+
     /// When its request's head was there.
     pub fn begun(&self) -> Instant {
         self.begun
@@ -128,10 +169,17 @@ impl Record {
 
     /// Takes note of a piece of the answer's body.
     pub fn passed_on(&mut self, bytes: usize) {
-        if bytes > 0 && self.first_byte.is_none() {
-            self.first_byte = Some(Instant::now());
-        }
         self.response_bytes += bytes as u64;
+        if bytes == 0 || self.first_byte.is_some() && !self.streams {
+            return;
+        }
+        let now = Instant::now();
+        self.first_byte.get_or_insert(now);
+        if let Some(last) = self.last_piece.replace(now)
+            && self.metrics.is_on()
+        {
+            self.gaps.get_or_insert_with(|| self.metrics.gaps(self.reason)).observe((now - last).as_secs_f64());
+        }
     }
 
     /// The answer has been passed on to its end, or to where it broke: what happens from now on is not the client's doing.
@@ -147,21 +195,30 @@ impl Drop for Record {
             Some(status) if self.complete => (status.as_u16(), self.error),
             _ => (STATUS_CLIENT_GONE, Some(CLIENT_GONE)),
         };
-        let (route, reason) = (route(self.surface), reason(self.reason));
         let whole = self.begun.elapsed();
         let first_byte = self.first_byte.map(|at| at - self.begun);
-        self.metrics.finished((self.surface, self.reason), status, error, first_byte, whole);
-        if let Some(usage) = &self.usage {
-            self.metrics.used(usage);
-        }
+        let finished = Finished {
+            surface: self.surface,
+            model: self.model,
+            strategy: self.strategy,
+            reason: self.reason,
+            status,
+            streamed: self.streams,
+            first_byte,
+            whole,
+            overhead: self.overhead,
+            prompt_bytes: self.prompt_bytes,
+            usage: self.usage,
+        };
+        self.metrics.finished(&finished, error);
         let Some(format) = log::format().filter(|_| tracing::enabled!(target: TARGET, tracing::Level::INFO)) else { return };
         let mut line = Line::new(format, SystemTime::now());
         line.text("request_id", &self.request_id);
         line.word("method", self.method.as_str());
         line.text("path", &self.path);
-        line.text("route", route);
+        line.text("route", route(self.surface));
         line.number("status", status.into());
-        line.text("reason", reason);
+        line.text("reason", reason(self.reason));
         if let Some(replica) = &self.replica {
             line.text("replica", replica.name());
         }

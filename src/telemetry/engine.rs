@@ -5,10 +5,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use prometheus::core::{Atomic, Collector, GenericCounterVec, GenericGaugeVec};
-use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 
 use super::metrics::Metrics;
+use super::series::Series;
 use crate::engine::EngineReadings;
 use crate::fleet::Snapshot;
 
@@ -19,6 +19,7 @@ pub(super) struct Engines {
     usage: GaugeVec,
     queries: IntCounterVec,
     hits: IntCounterVec,
+    caching: IntGaugeVec,
     capacity: IntGaugeVec,
     age: GaugeVec,
     resets: IntCounterVec,
@@ -27,30 +28,53 @@ pub(super) struct Engines {
 }
 
 impl Engines {
-    pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
-        let opts = |name: &str, help: &str| Opts::new(format!("prefix_router_engine_{name}"), help);
+    pub(super) fn new(series: &mut Series) -> prometheus::Result<Self> {
+        let replica = ["replica"].as_slice();
         Ok(Self {
-            running: gauge(registry, opts("running", "Requests that a replica's engine works on, as it says."))?,
-            waiting: gauge(registry, opts("waiting", "Requests that wait in a replica's engine, as it says."))?,
-            usage: gauge(registry, opts("kv_cache_usage_ratio", "The share of its KV cache that a replica's engine uses, as it says."))?,
-            queries: counter(
-                registry,
-                opts("prefix_queries_tokens_total", "Tokens that a replica's engine looked up in its prefix cache, as it counts."),
+            running: series.gauges("prefix_router_engine_running", "Requests that a replica's engine works on, as it says.", replica)?,
+            waiting: series.gauges("prefix_router_engine_waiting", "Requests that wait in a replica's engine, as it says.", replica)?,
+            usage: series.ratios(
+                "prefix_router_engine_kv_cache_usage_ratio",
+                "The share of its KV cache that a replica's engine uses, as it says.",
+                replica,
             )?,
-            hits: counter(
-                registry,
-                opts("prefix_hits_tokens_total", "Tokens that a replica's engine found in its prefix cache, as it counts."),
+            queries: series.counters(
+                "prefix_router_engine_prefix_queries_tokens_total",
+                "Tokens that a replica's engine looked up in its prefix cache, as it counts.",
+                replica,
             )?,
-            capacity: gauge(registry, opts("cache_capacity_tokens", "Tokens that fit into the KV cache of a replica's engine."))?,
-            age: gauge(registry, opts("metrics_age_seconds", "Time since a replica's engine was asked for what it last said."))?,
-            resets: counter(registry, opts("resets_total", "Times that a replica's engine was seen to count anew: it was restarted."))?,
+            hits: series.counters(
+                "prefix_router_engine_prefix_hits_tokens_total",
+                "Tokens that a replica's engine found in its prefix cache, as it counts.",
+                replica,
+            )?,
+            caching: series.gauges(
+                "prefix_router_engine_prefix_caching",
+                "Whether a replica's engine has prefix caching switched on, as it says.",
+                replica,
+            )?,
+            capacity: series.gauges(
+                "prefix_router_engine_cache_capacity_tokens",
+                "Tokens that fit into the KV cache of a replica's engine.",
+                replica,
+            )?,
+            age: series.ratios(
+                "prefix_router_engine_metrics_age_seconds",
+                "Time since a replica's engine was asked for what it last said.",
+                replica,
+            )?,
+            resets: series.counters(
+                "prefix_router_engine_resets_total",
+                "Times that a replica's engine was seen to count anew: it was restarted.",
+                replica,
+            )?,
             readings: OnceLock::new(),
         })
     }
 
     /// Brings the series up to date.
     pub(super) fn refresh(&self, fleet: &Snapshot, now: Instant) {
-        for gauges in [&self.running, &self.waiting, &self.capacity] {
+        for gauges in [&self.running, &self.waiting, &self.capacity, &self.caching] {
             gauges.reset();
         }
         for counters in [&self.queries, &self.hits, &self.resets] {
@@ -62,9 +86,12 @@ impl Engines {
         for replica in fleet.replicas() {
             let Some(latest) = readings.get(replica.incarnation()) else { continue };
             let (labels, reading) = ([replica.name()], &latest.reading);
-            for (gauges, value) in
-                [(&self.running, reading.running), (&self.waiting, reading.waiting), (&self.capacity, reading.capacity())]
-            {
+            for (gauges, value) in [
+                (&self.running, reading.running),
+                (&self.waiting, reading.waiting),
+                (&self.capacity, reading.capacity()),
+                (&self.caching, reading.prefix_caching.map(u64::from)),
+            ] {
                 if let Some(value) = value {
                     gauges.with_label_values(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
                 }
@@ -91,19 +118,6 @@ impl Metrics {
     }
 }
 
-fn gauge<P: Atomic + 'static>(registry: &Registry, opts: Opts) -> prometheus::Result<GenericGaugeVec<P>> {
-    registered(registry, GenericGaugeVec::new(opts, &["replica"])?)
-}
-
-fn counter<P: Atomic + 'static>(registry: &Registry, opts: Opts) -> prometheus::Result<GenericCounterVec<P>> {
-    registered(registry, GenericCounterVec::new(opts, &["replica"])?)
-}
-
-fn registered<C: Collector + Clone + 'static>(registry: &Registry, series: C) -> prometheus::Result<C> {
-    registry.register(Box::new(series.clone()))?;
-    Ok(series)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -123,7 +137,7 @@ mod tests {
             drain: false,
         };
         let mut fleet = Fleet::new(["a", "b", "c"].map(spec).to_vec(), health::Settings::default(), 0);
-        let (metrics, readings) = (Metrics::new().expect("metrics"), Arc::new(EngineReadings::default()));
+        let (metrics, readings) = (Metrics::new(&Default::default()).expect("metrics"), Arc::new(EngineReadings::default()));
         metrics.show_engines(&readings);
         readings.keep(fleet.snapshot().replicas().iter().map(|replica| replica.incarnation()));
         let shown = |picture: &Snapshot| -> Vec<String> {
@@ -141,6 +155,7 @@ mod tests {
             prefix_hits: Some(40),
             block_size: Some(16),
             blocks: Some(10),
+            prefix_caching: Some(true),
             ..Reading::default()
         };
         readings.put(picture.replicas()[0].incarnation(), full.clone(), now);
@@ -148,6 +163,7 @@ mod tests {
         let expected = [
             "cache_capacity_tokens{replica=\"a\"} 160",
             "kv_cache_usage_ratio{replica=\"a\"} 0.25",
+            "prefix_caching{replica=\"a\"} 1",
             "prefix_hits_tokens_total{replica=\"a\"} 40",
             "prefix_queries_tokens_total{replica=\"a\"} 100",
             "resets_total{replica=\"a\"} 0",
@@ -172,7 +188,7 @@ mod tests {
     fn a_reading_grows_old() {
         let spec = ReplicaSpec { name: "a".into(), authority: "a".into(), weight: Weight::clamped(1), models: Vec::new(), drain: false };
         let fleet = Fleet::new(vec![spec], health::Settings::default(), 0).snapshot();
-        let engines = Engines::new(&Registry::new()).expect("series");
+        let engines = Engines::new(&mut Series::default()).expect("series");
         let (readings, asked) = (EngineReadings::default(), Instant::now());
         readings.keep([fleet.replicas()[0].incarnation()]);
         readings.put(fleet.replicas()[0].incarnation(), Reading::default(), asked);

@@ -4,10 +4,11 @@
 
 use std::collections::HashMap;
 
-use prometheus::{GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{GaugeVec, Histogram, HistogramVec, IntCounterVec, IntGaugeVec};
 
 use super::metrics::Metrics;
 use super::placement::MOST_POOLS;
+use super::series::Series;
 use crate::fleet::{PoolName, Replica, Snapshot};
 use crate::routing::{Insight, PictureInsight, Verdict};
 
@@ -40,77 +41,53 @@ pub(super) struct Forecasts {
 }
 
 impl Forecasts {
-    pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
-        let gauge = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<GaugeVec> {
-            let gauge = GaugeVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok(gauge)
-        };
-        let whole = |name: &str, help: &str| -> prometheus::Result<IntGaugeVec> {
-            let gauge = IntGaugeVec::new(Opts::new(name, help), &["replica"])?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok(gauge)
-        };
-        let tokens = IntCounterVec::new(
-            Opts::new(
+    pub(super) fn new(series: &mut Series) -> prometheus::Result<Self> {
+        Ok(Self {
+            tokens: series.counters(
                 "prefix_router_forecast_cached_tokens_total",
                 "Tokens of prompts that were predicted in a replica's cache, and those that were observed there, of the same requests.",
-            ),
-            &["replica", "kind"],
-        )?;
-        registry.register(Box::new(tokens.clone()))?;
-        let error = HistogramVec::new(
-            HistogramOpts::new(
+                &["replica", "kind"],
+            )?,
+            error: series.histograms(
                 "prefix_router_forecast_error_ratio",
                 "Cached tokens observed less those predicted, as a share of the prompt: below 0 less was found than was thought to be there.",
-            )
-            .buckets(ERROR_BUCKETS.to_vec()),
-            &["replica"],
-        )?;
-        registry.register(Box::new(error.clone()))?;
-        let regret = Histogram::with_opts(
-            HistogramOpts::new(
+                &["replica"],
+                ERROR_BUCKETS,
+            )?,
+            regret: series.histogram(
                 "prefix_router_forecast_regret_seconds",
                 "What a choice cost more than the best of the others would have, as far as its answer tells.",
-            )
-            .buckets(REGRET_BUCKETS.to_vec()),
-        )?;
-        registry.register(Box::new(regret.clone()))?;
-        Ok(Self {
-            tokens,
-            error,
-            regret,
-            prefill: gauge(
+                REGRET_BUCKETS,
+            )?,
+            prefill: series.ratios(
                 "prefix_router_learnt_prefill_seconds_per_token",
                 "Time that a token of a prompt takes on a replica, as learnt.",
                 &["replica"],
             )?,
-            decode: gauge(
+            decode: series.ratios(
                 "prefix_router_learnt_decode_seconds_per_request",
                 "What a request in flight on a replica costs the next one, as learnt.",
                 &["replica"],
             )?,
-            bytes: gauge("prefix_router_learnt_prompt_bytes_per_token", "Bytes of text in a token of a prompt, as learnt.", &["replica"])?,
-            kept: gauge(
+            bytes: series.ratios("prefix_router_learnt_prompt_bytes_per_token", "Bytes of text in a token of a prompt, as learnt.", &["replica"])?,
+            kept: series.ratios(
                 "prefix_router_learnt_kept_ratio",
                 "Of what a replica's cache is thought to hold, the share that is found there.",
                 &["replica"],
             )?,
-            held: whole("prefix_router_picture_held_bytes", "Bytes of prompts that a replica's cache is thought to hold.")?,
-            ahead: whole(
+            held: series.gauges("prefix_router_picture_held_bytes", "Bytes of prompts that a replica's cache is thought to hold.", &["replica"])?,
+            ahead: series.gauges(
                 "prefix_router_picture_ahead_tokens",
-                "Tokens of prompts that a replica has still to compute for this router, as far as is known.",
-            )?,
-            wrong: whole(
+                "Tokens of prompts that a replica has still to compute for this router, as far as is known.", &["replica"])?,
+            wrong: series.gauges(
                 "prefix_router_picture_wrong",
-                "1 where much less is found in a replica's cache than is thought to be there, for long.",
-            )?,
-            credit: gauge(
+                "1 where much less is found in a replica's cache than is thought to be there, for long.", &["replica"])?,
+            credit: series.ratios(
                 "prefix_router_learnt_credit_ratio",
                 "Of what this router does not know to be anywhere (nothing) or beyond what it knows (known), the share that is found.",
                 &["pool", "part"],
             )?,
-            others: gauge(
+            others: series.ratios(
                 "prefix_router_learnt_others_ratio",
                 "Of the requests in flight on a pool's replicas, the share that others sent, as far as engines show it.",
                 &["pool"],

@@ -91,6 +91,11 @@ pub(super) fn write(line: &[u8]) {
     }
 }
 
+/// How many lines were lost so far.
+pub(super) fn lost() -> u64 {
+    OUTPUT.get().map_or(0, |(output, _)| output.lock().lost_in_all)
+}
+
 /// Lines between those who have something to say and the thread that writes.
 #[derive(Default)]
 struct Output {
@@ -103,8 +108,9 @@ struct Output {
 #[derive(Default)]
 struct State {
     lines: Vec<u8>,
-    /// Lines for which there was no room.
+    /// Lines for which there was no room, since that was last told, and in all.
     lost: u64,
+    lost_in_all: u64,
     /// Whether the writer waits for a first line.
     is_idle: bool,
     is_over: bool,
@@ -120,6 +126,7 @@ impl Output {
         }
         if state.lines.len() + line.len() > ROOM {
             state.lost += 1;
+            state.lost_in_all += 1;
             return;
         }
         state.lines.extend_from_slice(line);
@@ -234,6 +241,7 @@ mod tests {
         }
         let mut lines = Vec::new();
         assert_eq!(output.gather(&mut lines), Some(7));
+        assert_eq!(output.lock().lost_in_all, 7);
         assert_eq!(lines.len(), fitting * line.len());
     }
 }

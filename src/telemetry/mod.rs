@@ -1,20 +1,28 @@
 //! What the outside sees of the router's work: metrics, and logs without a word of any prompt.
 
 mod access_log;
+mod at_hand;
 mod engine;
 mod forecasts;
 mod labels;
 mod log;
 mod metrics;
+mod models;
+mod operation;
 mod placement;
+mod replicas;
 mod requests;
+mod series;
+mod waiting;
 
 use tracing::Level;
 
 pub use access_log::Record;
 pub use labels::{HoldEnd, Limit, QueueBound, Reload, RetryCause, UpstreamError};
 pub use log::{Log, start};
-pub use metrics::Metrics;
+pub use metrics::{Metrics, Settings as MetricsSettings};
+pub use models::ModelLabel;
+pub use series::Family;
 
 /// Logs.
 #[derive(Clone, Debug, PartialEq, Eq)]

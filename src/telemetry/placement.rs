@@ -1,18 +1,20 @@
-//! The series that tell how `prefix_aware` places requests: where prompts are cut, which boundaries move, how high the gates stand, how much repeats.
+//! The series that tell how requests are placed by keys: where prompts are cut, which boundaries move, how well keys divide the traffic, how high the
+//! gates stand and for how long they are closed.
 //!
 //! What is a state of the strategy is asked for when somebody scrapes, so that it costs no request anything.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use prometheus::{GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{CounterVec, GaugeVec, Histogram, IntCounter, IntGaugeVec};
 
 use super::forecasts::Forecasts;
 use super::metrics::Metrics;
-use crate::fleet::{PoolName, Snapshot};
-use crate::routing::{Chooser, Direction, FirstSight, Insight, Sight};
+use super::series::Series;
+use crate::fleet::{Pool, PoolName, Replica, Snapshot};
+use crate::routing::{Chooser, Direction, FirstSight, Fit, Insight, Sight};
 
 /// From the shortest automatic prefix to a book.
 const DEPTH_BUCKETS: &[f64] =
@@ -26,52 +28,56 @@ pub(super) struct Placement {
     depth: Histogram,
     changes: [IntCounter; Direction::ALL.len()],
     first_sights: [IntCounter; FirstSight::ALL.len()],
+    keys: [IntCounter; Fit::ALL.len()],
     threshold: IntGaugeVec,
+    saturated: CounterVec,
     reuse: GaugeVec,
+    top_key_share: GaugeVec,
+    pool_replicas: IntGaugeVec,
     /// Whose states are shown.
     chooser: ArcSwapOption<Chooser>,
 }
 
 impl Placement {
-    pub(super) fn new(registry: &Registry) -> prometheus::Result<Self> {
-        let counters = |name: &str, help: &str, label: &str| -> prometheus::Result<IntCounterVec> {
-            let counters = IntCounterVec::new(Opts::new(name, help), &[label])?;
-            registry.register(Box::new(counters.clone()))?;
-            Ok(counters)
-        };
-        let depth = Histogram::with_opts(
-            HistogramOpts::new(
-                "prefix_router_boundary_depth_characters",
-                "How much of a prompt makes its key where traffic decides that; in bytes on the native surface.",
-            )
-            .buckets(DEPTH_BUCKETS.to_vec()),
-        )?;
-        registry.register(Box::new(depth.clone()))?;
-        let changes = counters(
+    pub(super) fn new(series: &mut Series) -> prometheus::Result<Self> {
+        let changes = series.counters(
             "prefix_router_boundary_changes_total",
             "Boundaries that too many requests share to be placed by (hot), or no longer (cooled).",
-            "direction",
+            &["direction"],
         )?;
-        let first_sights = counters("prefix_router_first_sights_total", "Keys seen for the first time, by where they went.", "outcome")?;
-        let threshold = IntGaugeVec::new(
-            Opts::new(
-                "prefix_router_concurrency_threshold",
-                "From how many outstanding requests on a replica's gate is closed now; no series where there is none.",
-            ),
-            &["replica"],
+        let first_sights =
+            series.counters("prefix_router_first_sights_total", "Keys seen for the first time, by where they went.", &["outcome"])?;
+        let keys = series.counters(
+            "prefix_router_keys_total",
+            "Requests that are placed by a key, by how well such a key divides the traffic.",
+            &["fit"],
         )?;
-        registry.register(Box::new(threshold.clone()))?;
-        let reuse = GaugeVec::new(
-            Opts::new("prefix_router_reuse_ratio", "Share of recent requests in a pool whose key was known, where keys are remembered."),
-            &["pool"],
-        )?;
-        registry.register(Box::new(reuse.clone()))?;
         Ok(Self {
-            depth,
+            depth: series.histogram(
+                "prefix_router_boundary_depth_characters",
+                "How much of a prompt makes its key where traffic decides that; in bytes on the native surface.",
+                DEPTH_BUCKETS,
+            )?,
+            keys: std::array::from_fn(|index| keys.with_label_values(&[Fit::ALL[index].label()])),
             changes: std::array::from_fn(|index| changes.with_label_values(&[Direction::ALL[index].label()])),
             first_sights: std::array::from_fn(|index| first_sights.with_label_values(&[FirstSight::ALL[index].label()])),
-            threshold,
-            reuse,
+            threshold: series.gauges(
+                "prefix_router_concurrency_threshold",
+                "From how many outstanding requests on a replica's gate is closed now; no series where there is none.",
+                &["replica"],
+            )?,
+            saturated: series.seconds_by(
+                "prefix_router_saturated_seconds_total",
+                "Time that a replica's gate was closed, as looked at each second.",
+                &["replica"],
+            )?,
+            reuse: series.ratios("prefix_router_reuse_ratio", "Share of recent requests in a pool whose key was known.", &["pool"])?,
+            top_key_share: series.ratios(
+                "prefix_router_top_key_share_ratio",
+                "Share of recent requests in a pool that have its most frequent key.",
+                &["pool"],
+            )?,
+            pool_replicas: series.gauges("prefix_router_pool_replicas", "Replicas in a pool.", &["pool"])?,
             chooser: ArcSwapOption::empty(),
         })
     }
@@ -79,30 +85,47 @@ impl Placement {
     /// Brings the states up to date. Who has left the fleet has none.
     pub(super) fn refresh(&self, fleet: &Snapshot, forecasts: &Forecasts) {
         self.threshold.reset();
-        self.reuse.reset();
+        [&self.reuse, &self.top_key_share].into_iter().for_each(GaugeVec::reset);
+        self.pool_replicas.reset();
         let Some(chooser) = self.chooser.load_full() else { return forecasts.refresh(fleet, &[]) };
-        let now = Instant::now();
-        let mut pools: Vec<_> = fleet.pools().collect();
-        pools.sort_unstable_by_key(|pool| pool.name());
-        let insights: HashMap<&PoolName, Insight> = pools.iter().map(|pool| (pool.name(), chooser.insight(pool, now))).collect();
-        let of_pools: Vec<_> = pools.iter().map(|pool| (pool.name(), &insights[pool.name()])).collect();
+        let insights = insights(&chooser, fleet);
+        let of_pools: Vec<_> = insights.iter().map(|(pool, insight)| (pool.name(), insight)).collect();
         forecasts.refresh(fleet, &of_pools);
-        let shown = pools.iter().filter_map(|pool| Some((pool.name(), insights[pool.name()].reuse?)));
-        for (name, reuse) in shown.take(MOST_POOLS) {
-            self.reuse.with_label_values(&[name.label()]).set(reuse);
-        }
-        let mut lowest: HashMap<u64, u64> = HashMap::new();
-        // Requests that name no model go by the pool of all replicas: it counts where there is no other.
-        let of_models = pools.iter().filter(|pool| pools.len() == 1 || *pool.name() != PoolName::All);
-        for (incarnation, threshold) in of_models.flat_map(|pool| insights[pool.name()].thresholds.iter().copied()) {
-            lowest.entry(incarnation).and_modify(|lowest| *lowest = threshold.min(*lowest)).or_insert(threshold);
-        }
-        for replica in fleet.replicas() {
-            if let Some(&threshold) = lowest.get(&replica.incarnation()) {
-                self.threshold.with_label_values(&[replica.name()]).set(i64::try_from(threshold).unwrap_or(i64::MAX));
+        for (pool, insight) in insights.iter().filter(|(_, insight)| insight.reuse.is_some()).take(MOST_POOLS) {
+            let label = [pool.name().label()];
+            self.pool_replicas.with_label_values(&label).set(pool.members().len() as i64);
+            for (gauge, value) in [(&self.reuse, insight.reuse), (&self.top_key_share, insight.top_key_share)] {
+                value.into_iter().for_each(|value| gauge.with_label_values(&label).set(value));
             }
         }
+        for (replica, threshold) in thresholds(fleet, &insights) {
+            self.threshold.with_label_values(&[replica.name()]).set(i64::try_from(threshold).unwrap_or(i64::MAX));
+        }
     }
+
+    /// A replica's series go.
+    pub(super) fn forget(&self, name: &str) {
+        let _ = self.saturated.remove_label_values(&[name]);
+    }
+}
+
+/// What the strategy tells of each pool, in the order of their names.
+fn insights<'a>(chooser: &Chooser, fleet: &'a Snapshot) -> Vec<(&'a Pool, Insight)> {
+    let now = Instant::now();
+    let mut pools: Vec<_> = fleet.pools().collect();
+    pools.sort_unstable_by_key(|pool| pool.name());
+    pools.into_iter().map(|pool| (pool, chooser.insight(pool, now))).collect()
+}
+
+/// The thresholds of those that have a gate: where models have their own pools, the lowest.
+fn thresholds<'a>(fleet: &'a Snapshot, insights: &[(&Pool, Insight)]) -> Vec<(&'a Arc<Replica>, u64)> {
+    let mut lowest: HashMap<u64, u64> = HashMap::new();
+    // Requests that name no model go by the pool of all replicas: it counts where there is no other.
+    let of_models = insights.iter().filter(|(pool, _)| insights.len() == 1 || *pool.name() != PoolName::All);
+    for (incarnation, threshold) in of_models.flat_map(|(_, insight)| insight.thresholds.iter().copied()) {
+        lowest.entry(incarnation).and_modify(|lowest| *lowest = threshold.min(*lowest)).or_insert(threshold);
+    }
+    fleet.replicas().iter().filter_map(|replica| Some((replica, *lowest.get(&replica.incarnation())?))).collect()
 }
 
 impl Metrics {
@@ -111,8 +134,23 @@ impl Metrics {
         self.placement.chooser.store(Some(Arc::clone(chooser)));
     }
 
+    /// Counts the time since this was called last, where a replica's gate is closed now.
+    pub fn count_saturation(&self, fleet: &Snapshot, since: Duration) {
+        let Some(chooser) = self.placement.chooser.load_full() else { return };
+        for (replica, threshold) in thresholds(fleet, &insights(&chooser, fleet)) {
+            let closed = if replica.outstanding() >= threshold { since } else { Duration::ZERO };
+            self.placement.saturated.with_label_values(&[replica.name()]).inc_by(closed.as_secs_f64());
+        }
+    }
+
     /// Counts a request that is placed by a key.
     pub fn aimed(&self, sight: &Sight) {
+        if !self.is_on() {
+            return;
+        }
+        if let Some(fit) = sight.fit {
+            self.placement.keys[fit as usize].inc();
+        }
         if let Some(depth) = sight.depth {
             self.placement.depth.observe(depth.into());
         }
@@ -168,7 +206,7 @@ mod tests {
 
     #[test]
     fn thresholds_are_those_of_the_moment_and_of_who_is_there() {
-        let (metrics, mut fleet) = (Metrics::new().expect("metrics"), fleet(&[&[], &[], &[]]));
+        let (metrics, mut fleet) = (Metrics::new(&Default::default()).expect("metrics"), fleet(&[&[], &[], &[]]));
         let picture = fleet.snapshot();
         let shown = |picture: &Snapshot| series(&metrics, picture, "prefix_router_concurrency_threshold");
         assert!(shown(&picture).is_empty(), "nobody chooses");
@@ -193,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_threshold_is_counted_in_the_pool_of_the_replicas_model() {
-        let (metrics, fleet) = (Metrics::new().expect("metrics"), fleet(&[&["a"], &["a"], &["b"], &["b"]]));
+        let (metrics, fleet) = (Metrics::new(&Default::default()).expect("metrics"), fleet(&[&["a"], &["a"], &["b"], &["b"]]));
         let picture = fleet.snapshot();
         metrics.show_chooser(&automatic());
         let _busy: Vec<_> = (0..20).map(|_| picture.replicas()[2].lease()).collect();
@@ -203,7 +241,7 @@ mod tests {
 
     #[test]
     fn keys_are_counted_by_depth_change_and_first_sight() {
-        let (metrics, fleet, chooser) = (Metrics::new().expect("metrics"), fleet(&[&[], &[]]).snapshot(), automatic());
+        let (metrics, fleet, chooser) = (Metrics::new(&Default::default()).expect("metrics"), fleet(&[&[], &[]]).snapshot(), automatic());
         metrics.show_chooser(&chooser);
         let pool = fleet.pool(None).expect("there is one");
         let boundaries = [Boundary { depth: 1_024, key: Key(1) }, Boundary { depth: 2_048, key: Key(2) }];
@@ -229,7 +267,7 @@ mod tests {
     fn the_series_of_pools_are_bounded() {
         let models: Vec<String> = (0..100).map(|index| format!("m{index:03}")).collect();
         let listed: Vec<&str> = models.iter().map(String::as_str).collect();
-        let (metrics, fleet, chooser) = (Metrics::new().expect("metrics"), fleet(&[&listed]).snapshot(), automatic());
+        let (metrics, fleet, chooser) = (Metrics::new(&Default::default()).expect("metrics"), fleet(&[&listed]).snapshot(), automatic());
         metrics.show_chooser(&chooser);
         for model in &models {
             let pool = fleet.pool(Some(model)).expect("it is listed");

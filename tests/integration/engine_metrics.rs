@@ -208,7 +208,7 @@ async fn it_follows_the_fleet_and_the_settings() {
     change(&[&b], "100ms").await;
     let text = router.metrics().await;
     assert_eq!(series(&text, "a"), [] as [&str; 0]);
-    assert_eq!(series(&text, "b").len(), 8);
+    assert_eq!(series(&text, "b").len(), 9);
     let asked = questions(&a).len();
     more_questions(&b, 5).await;
     assert!(questions(&a).len() <= asked + 1, "but for what was under way");

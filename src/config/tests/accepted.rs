@@ -96,6 +96,8 @@ pool_max_idle: 0
 reload_interval: 0s
 drain_delay: 5s
 drain_timeout: 1m
+metrics: false
+metrics_max_models: 7
 log_level: warn
 log_format: json
 access_log: false

@@ -94,7 +94,7 @@ fn the_table_agrees_with_the_defaults() {
 #[test]
 fn what_needs_a_restart_is_the_exception() {
     let restart: Vec<&str> = KEYS.iter().filter(|key| key.change == Change::Restart).map(|key| key.name).collect();
-    assert_eq!(restart, ["listen", "admin", "worker_threads", "dns_servers", "log_format"]);
+    assert_eq!(restart, ["listen", "admin", "worker_threads", "dns_servers", "metrics", "metrics_max_models", "log_format"]);
 }
 
 #[test]

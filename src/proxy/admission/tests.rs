@@ -28,7 +28,7 @@ type Admitted<'a> = Pin<Box<dyn Future<Output = Result<Option<Chosen>, ProxyErro
 
 impl Scene {
     async fn new(replicas: usize, settings: Settings) -> Self {
-        let metrics = Metrics::new().expect("metrics");
+        let metrics = Metrics::new(&Default::default()).expect("metrics");
         let resolver = resolver::Settings { servers: vec![([127, 0, 0, 1], 9).into()], ..resolver::Settings::default() };
         let asking = Arc::new(Resolver::new(&resolver).expect("it asks nobody yet"));
         let names = HostNames::new(asking, watch::channel(resolver).1);
@@ -61,8 +61,13 @@ impl Scene {
         let mut admitted: Admitted<'_> = Box::pin(async move {
             let ask = Ask::default();
             let caller = self.caller(&ask, 10, clients);
-            let mut record =
-                Record::new(Arc::clone(&self.admission.metrics), hyper::Method::POST, "/", &hyper::header::HeaderValue::from_static("id"));
+            let mut record = Record::new(
+                Arc::clone(&self.admission.metrics),
+                crate::routing::StrategyName::PrefixAware,
+                hyper::Method::POST,
+                "/",
+                &hyper::header::HeaderValue::from_static("id"),
+            );
             self.admission.admit(caller, &self.cut, &mut record).await
         });
         assert!(poll(&mut admitted).is_none(), "there is room");
@@ -187,6 +192,7 @@ async fn under_many_threads_limits_hold_and_everybody_is_served() {
                 let caller = scene.caller(&ask, 1, None);
                 let mut record = Record::new(
                     Arc::clone(&scene.admission.metrics),
+                    crate::routing::StrategyName::PrefixAware,
                     hyper::Method::POST,
                     "/",
                     &hyper::header::HeaderValue::from_static("id"),

@@ -16,11 +16,11 @@ fn auto(surface: Surface, body: &str) -> Boundaries {
     read(surface, body, &Settings { prefix_length: OrAuto::Auto, ..Settings::default() })
 }
 
-/// The only boundary of a prefix of that length.
+/// Where a prefix of that length ends. What lies behind it are those of twice the length, and so on.
 fn at(surface: Surface, body: &str, length: u32) -> Boundary {
     let prefix_length = OrAuto::Fixed(PrefixLength::new(length.into()).expect("is a length"));
     let found = read(surface, body, &Settings { prefix_length, ..Settings::default() });
-    assert_eq!(found.len(), 1);
+    assert!(found.iter().zip(0..10).skip(1).all(|(further, doublings)| further.depth == length << doublings), "{:?}", depths(&found));
     found[0]
 }
 

@@ -121,7 +121,7 @@ fn what_is_forgotten_is_seen_first_again() {
 }
 
 #[test]
-fn a_fixed_length_has_no_first_sight_and_no_memory() {
+fn a_fixed_length_has_no_first_sight_and_is_placed_by_no_memory() {
     let fixed = OrAuto::Fixed(PrefixLength::clamped(4_096));
     let ((mut scene, key, order), chooser) = (fresh(3), Chooser::new(&Settings { prefix_length: fixed, ..auto() }));
     scene.others(&chooser, 600);
@@ -133,7 +133,9 @@ fn a_fixed_length_has_no_first_sight_and_no_memory() {
     }
     let snapshot = scene.fleet.snapshot();
     let insight = chooser.insight(snapshot.pool(None).expect("there is one"), Instant::now());
-    assert_eq!((insight.reuse, insight.thresholds.len()), (None, 7));
+    assert_eq!(insight.thresholds.len(), 7);
+    // What is seen of it is for people.
+    assert!(insight.reuse.is_some_and(|reuse| reuse > 0.05), "{:?}", insight.reuse);
 }
 
 /// A key whose home is its second choice.
