@@ -33,6 +33,10 @@ CASES = {
     "1k-of-64": (1 << 10, False, 64, PROMPTS), "1k-of-256": (1 << 10, False, 256, PROMPTS), "1k-of-1000": (1 << 10, False, 1_000, PROMPTS),
 }  # fmt: skip
 
+# The same without metrics, to see what these cost.
+WITHOUT_METRICS = "-no-metrics"
+CASES |= {case + WITHOUT_METRICS: CASES[case] for case in ("1k", "32k", "256k", "1k-stream", "32k-stream")}
+
 JSON = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"Hello"}}]}'
 EVENT = b'data: {"id":"chatcmpl-0","choices":[{"index":0,"delta":{"content":" token"}}]}\n\n'
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -113,13 +117,13 @@ def eventually(what, is_so):
 class Counted:
     """The router under callgrind, which tells its count so far whenever it is asked to."""
 
-    def __init__(self, binary, replicas, folder):
+    def __init__(self, binary, replicas, folder, metrics):
         self.port, self.admin, self.folder, self.dumps = free_port(), free_port(), folder, 0
-        # Access log and metrics are on, as by default. Nothing happens by itself while it is counted.
+        # The access log is on, as by default. Nothing happens by itself while it is counted.
         settings = {
             "REPLICAS": ",".join(replicas.urls), "LISTEN": f"127.0.0.1:{self.port}", "ADMIN": f"127.0.0.1:{self.admin}", "WORKER_THREADS": "1",
             "HEALTH_CHECK_INTERVAL": "60s", "HEALTH_CHECK_TIMEOUT": "60s", "HEALTH_CHECK_RISE": "1", "SLOW_START": "0s", "CONNECT_TIMEOUT": "60s",
-            "POOL_IDLE_TIMEOUT": "4900ms", "ENGINE_METRICS_INTERVAL": "0s",
+            "POOL_IDLE_TIMEOUT": "4900ms", "ENGINE_METRICS_INTERVAL": "0s", "METRICS": "true" if metrics else "false",
         }  # fmt: skip
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFIX_ROUTER_")}
         environment |= {f"PREFIX_ROUTER_{name}": value for name, value in settings.items()}
@@ -131,8 +135,8 @@ class Counted:
     def up(self):
         if self.process.poll() is not None:
             raise SystemExit(f"the router ended under callgrind:\n{(self.folder / 'log').read_text()[-2000:]}")
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/metrics", timeout=PATIENCE) as answer:
-            return len(re.findall(r'^prefix_router_replica_state\{.*state="up".*\} 1$', answer.read().decode(), re.M))
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/api/v1/fleet", timeout=PATIENCE) as answer:
+            return sum(replica["state"] == "up" for replica in json.load(answer)["replicas"])
 
     def count(self):
         """Since the last time."""
@@ -162,7 +166,7 @@ def measure(binary, case):
     requests = itertools.cycle([request(prompt) for prompt in range(prompts)])
     replicas = Replicas(count)
     with tempfile.TemporaryDirectory(prefix="instructions-") as folder:
-        router = Counted(binary, replicas, pathlib.Path(folder))
+        router = Counted(binary, replicas, pathlib.Path(folder), metrics=not case.endswith(WITHOUT_METRICS))
         try:
             with socket.create_connection(("127.0.0.1", router.port), PATIENCE) as connection, connection.makefile("rb") as answers:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -218,7 +218,7 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     tasks.spawn(Roster { fleet: fleet_of_roster, listed, resolver, dns: dns_now, metrics: metrics_of_roster, scraper, orders }.run());
     tasks.spawn(announce(Arc::clone(&fleet), config.health.timeout));
     if config.metrics.on {
-        tasks.spawn(watch_gates(Arc::clone(&fleet), Arc::clone(&metrics)));
+        tasks.spawn(watch(Arc::clone(&fleet), Arc::clone(&metrics)));
     }
 
     let (reloading, requests) = mpsc::channel(1);
@@ -252,16 +252,16 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     Ok(Running { traffic, admin, drain, cut, reloading, fleet: fleet_now, serving, _tasks: tasks })
 }
 
-/// How often gates are looked at.
-const GATES_INTERVAL: Duration = Duration::from_secs(1);
+/// How often metrics look at what nobody tells them.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Counts for how long gates are closed.
-async fn watch_gates(fleet: Arc<LiveFleet>, metrics: Arc<Metrics>) {
+/// Counts for how long gates are closed, and lets go what has left the fleet.
+async fn watch(fleet: Arc<LiveFleet>, metrics: Arc<Metrics>) {
     let mut last = Instant::now();
     loop {
-        sleep(GATES_INTERVAL).await;
+        sleep(WATCH_INTERVAL).await;
         let now = Instant::now();
-        metrics.count_saturation(&fleet.view(), now - last);
+        metrics.watch(&fleet.view(), now - last);
         last = now;
     }
 }

@@ -262,8 +262,9 @@ impl Proxy {
             view.pool(model).is_none_or(|pool| rules.chooser.is_enough(boundary, pool))
         });
         record.prompt_bytes = ask.prompt_bytes;
-        let Some(pool) = view.pool(ask.model.as_deref()) else { return (ask, Aim::default()) };
-        record.model = self.parties.metrics.model(ask.model.as_deref(), pool.name());
+        let pool = view.pool(ask.model.as_deref());
+        record.model = self.parties.metrics.model(ask.model.as_deref(), pool.map(|pool| pool.name()));
+        let Some(pool) = pool else { return (ask, Aim::default()) };
         let aim = rules.chooser.aim(&ask, pool);
         if let Aim::ByKey(sight) = &aim {
             self.parties.metrics.aimed(sight);

@@ -90,7 +90,7 @@ impl Memory {
     /// Takes note of a request to a pool of so many members. The first of its boundaries that is not hot is the one that it is placed by, or the last;
     /// those before it are counted, those behind it are not. `None` where there is no boundary.
     pub(super) fn look(&mut self, boundaries: &[Boundary], members: usize) -> Option<Look> {
-        let Walk { end, is_known, is_hot, home, moved, crowded, .. } = self.walk(boundaries, members)?;
+        let Walk { end, is_known, count, home, moved, crowded, .. } = self.walk(boundaries, members)?;
         let boundary = boundaries[end];
         self.note(is_known);
         self.top.count(boundary.key.0);
@@ -101,22 +101,20 @@ impl Memory {
             reuse: self.reuse_so_far(),
             at: self.requests as u32,
             moved,
-            fit: if is_hot { Fit::Hot } else { Fit::of(is_known) },
+            fit: if is_too_much(count, self.weight, members) { Fit::Hot } else { Fit::of(is_known) },
             crowded,
         })
     }
 
     /// The same for a request that is placed by its first boundary, whatever is seen of it: the others show whether that is a good one.
     pub(super) fn study(&mut self, boundaries: &[Boundary], members: usize) -> Option<(Fit, Option<Crowded>)> {
-        let Walk { end, is_known, is_hot, first_is_known, crowded, .. } = self.walk(boundaries, members)?;
-        self.note(first_is_known);
+        let Walk { first, divides, crowded, .. } = self.walk(boundaries, members)?;
+        self.note(first.0);
         self.top.count(boundaries[0].key.0);
-        let fit = match end {
-            0 if !is_hot => Fit::of(is_known),
-            // One replica gets everything, whatever its keys.
-            _ if members < 2 => Fit::of(first_is_known),
-            1.. if is_known && !is_hot => Fit::Short,
-            _ => Fit::Hot,
+        let fit = match is_too_much(first.1, self.weight, members) {
+            false => Fit::of(first.0),
+            true if divides => Fit::Short,
+            true => Fit::Hot,
         };
         Some((fit, crowded))
     }
@@ -127,12 +125,11 @@ impl Memory {
         let Step { requests, weight, limit } = self.next(members);
         (self.requests, self.weight) = (requests, weight);
         let now = requests as u32;
-        let (mut moved, mut forgotten, mut first_is_known) = (Vec::new(), Vec::new(), false);
+        let (mut moved, mut forgotten, mut first, mut divides) = (Vec::new(), Vec::new(), (false, 0.0), false);
         for (index, &boundary) in boundaries.iter().enumerate() {
             let (entry, displaced) = self.table.entry(boundary.key.0, now);
             forgotten.extend(displaced.filter(|other| now.wrapping_sub(other.touched) < KNOWN_FOR));
             let is_known = entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR;
-            first_is_known |= is_known && index == 0;
             // One replica gets everything, whatever is hot.
             if let Some(direction) = touch(entry, now, limit as f32)
                 && members > 1
@@ -146,16 +143,21 @@ impl Memory {
                     replicas: members,
                 });
             }
-            if entry.is_hot && index < last {
+            let Entry { count, is_hot, home, .. } = *entry;
+            match index {
+                0 => first = (is_known, count),
+                _ => divides |= is_known && !is_too_much(count, weight, members),
+            }
+            if is_hot && index < last {
                 continue;
             }
             if !is_known {
                 entry.home = 0;
             }
-            let (is_hot, home, capacity) = (entry.is_hot && members > 1, entry.home, self.table.capacity());
+            let capacity = self.table.capacity();
             let may_grow = !forgotten.is_empty() && capacity < MOST_ENTRIES && self.requests >= self.grows_from;
             let crowded = may_grow.then_some(Crowded { capacity, forgotten });
-            return Some(Walk { end: index, is_known, is_hot, home, first_is_known, moved, crowded });
+            return Some(Walk { end: index, is_known, count, home, first, divides, moved, crowded });
         }
         None
     }
@@ -224,11 +226,13 @@ struct Walk {
     /// The boundary that is not hot, or the last.
     end: usize,
     is_known: bool,
-    /// Whether too many requests share it all the same.
-    is_hot: bool,
+    /// How many share it, decayed.
+    count: f32,
     home: u32,
-    /// Whether the first of all boundaries was known.
-    first_is_known: bool,
+    /// Whether the first of all boundaries was known, and how many share that.
+    first: (bool, f32),
+    /// Whether one behind the first was known, and is not shared by too many for one replica.
+    divides: bool,
     moved: Vec<Moved>,
     crowded: Option<Crowded>,
 }
@@ -237,6 +241,11 @@ impl Fit {
     fn of(is_known: bool) -> Self {
         if is_known { Self::Known } else { Self::New }
     }
+}
+
+/// Whether so many of recent requests, which count `weight` together, are more than a replica's equal share.
+fn is_too_much(count: f32, weight: f64, members: usize) -> bool {
+    f64::from(count) > (weight + PRIOR) / members as f64
 }
 
 /// One request's place in the count.
@@ -418,8 +427,8 @@ mod tests {
         assert!(of(alike(), Fit::Short) > 3_800);
         // In ways that never come again, or not at all.
         let unique = || Box::new((0..4_000_u64).map(|number| vec![1, 2, 100 + number])) as Box<_>;
-        // (Until the second boundary is hot as well.)
-        assert!(of(unique(), Fit::Short) < 5 && of(unique(), Fit::Hot) > 3_900);
+        // (But for those before the second boundary has caught up with the first.)
+        assert!(of(unique(), Fit::Short) < 20 && of(unique(), Fit::Hot) > 3_900);
         let same = || Box::new((0..4_000_u64).map(|_| vec![1_u64, 2, 3])) as Box<_>;
         assert!(of(same(), Fit::Hot) > 3_900);
         // One of many is asked for by half of the requests.
@@ -428,6 +437,9 @@ mod tests {
                 as Box<_>
         };
         assert!(of(half(), Fit::Hot) > 1_900 && of(half(), Fit::Known) > 1_700 && of(half(), Fit::Short) < 20);
+        // As many as are good for a replica, however often they come.
+        let fitting = || Box::new((0..4_000_u64).map(|number| vec![1 + number % 5, 100 + number % 50])) as Box<_>;
+        assert!(of(fitting(), Fit::Known) > 3_900);
         let new = || Box::new((0..4_000_u64).map(|number| vec![number + 1])) as Box<_>;
         assert_eq!(of(new(), Fit::New), 4_000);
     }

@@ -100,7 +100,7 @@ pub enum Fit {
     Known,
     /// It was not.
     New,
-    /// More requests have it than are good for one replica, and a longer prefix would not divide them into parts that come again.
+    /// More requests have it than a replica's equal share, and a longer prefix would not divide them into parts that come again.
     Hot,
     /// As many have it, and a longer prefix would: what is configured is too short.
     Short,

@@ -3,7 +3,7 @@
 //! All labels come from closed lists, from the configuration, or from the fleet, so that no client can add a series.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use prometheus::local::LocalHistogram;
 use prometheus::{Encoder, IntCounter, IntCounterVec, Registry, TextEncoder};
@@ -131,8 +131,14 @@ impl Metrics {
         }
     }
 
-    /// The label of the model that a request named, which goes to that pool.
-    pub fn model(&self, asked: Option<&str>, pool: &PoolName) -> ModelLabel {
+    /// Counts what nobody tells of: the time `since` this was called last, where gates are closed; and lets go what the fleet has no more.
+    pub fn watch(&self, fleet: &Snapshot, since: Duration) {
+        self.placement.count_saturation(fleet, since);
+        self.requests.sweep(fleet);
+    }
+
+    /// The label of the model that a request named, which goes to that pool, if to any.
+    pub fn model(&self, asked: Option<&str>, pool: Option<&PoolName>) -> ModelLabel {
         self.requests.models().label(asked, pool)
     }
 

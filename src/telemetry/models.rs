@@ -32,11 +32,11 @@ impl Models {
         Self { most, known: ArcSwap::default(), next: Mutex::new(ModelLabel::FIRST) }
     }
 
-    /// The label of the model that a request named, which goes to that pool.
-    pub(super) fn label(&self, asked: Option<&str>, pool: &PoolName) -> ModelLabel {
+    /// The label of the model that a request named, which goes to that pool, if to any.
+    pub(super) fn label(&self, asked: Option<&str>, pool: Option<&PoolName>) -> ModelLabel {
         match (asked, pool) {
             (None, _) => ModelLabel::NONE,
-            (Some(_), PoolName::Model(model)) => {
+            (Some(_), Some(PoolName::Model(model))) => {
                 let known = self.known.load();
                 match known.get(model) {
                     Some(&label) => label,
@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn label(models: &Models, fleet: &Snapshot, model: &str) -> ModelLabel {
-        models.label(Some(model), fleet.pool(Some(model)).map_or(&PoolName::AnyName, |pool| pool.name()))
+        models.label(Some(model), fleet.pool(Some(model)).map(|pool| pool.name()))
     }
 
     #[test]
@@ -111,7 +111,7 @@ mod tests {
         let (models, fleet) = (Models::new(2), fleet(&["a", "b", "c"]));
         let named = |model: &str| models.name(label(&models, &fleet, model));
         assert_eq!(["a", "made up", "b", "a", "c", "b"].map(named), ["a", "other", "b", "a", "other", "b"]);
-        assert_eq!(models.name(models.label(None, &PoolName::All)), "none");
+        assert_eq!(models.name(models.label(None, Some(&PoolName::All))), "none");
     }
 
     #[test]

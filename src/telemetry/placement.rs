@@ -103,6 +103,15 @@ impl Placement {
         }
     }
 
+    /// Counts the time since this was done last, where a replica's gate is closed now.
+    pub(super) fn count_saturation(&self, fleet: &Snapshot, since: Duration) {
+        let Some(chooser) = self.chooser.load_full() else { return };
+        for (replica, threshold) in thresholds(fleet, &insights(&chooser, fleet)) {
+            let closed = if replica.outstanding() >= threshold { since } else { Duration::ZERO };
+            self.saturated.with_label_values(&[replica.name()]).inc_by(closed.as_secs_f64());
+        }
+    }
+
     /// A replica's series go.
     pub(super) fn forget(&self, name: &str) {
         let _ = self.saturated.remove_label_values(&[name]);
@@ -132,15 +141,6 @@ impl Metrics {
     /// Whose states are shown from now on.
     pub fn show_chooser(&self, chooser: &Arc<Chooser>) {
         self.placement.chooser.store(Some(Arc::clone(chooser)));
-    }
-
-    /// Counts the time since this was called last, where a replica's gate is closed now.
-    pub fn count_saturation(&self, fleet: &Snapshot, since: Duration) {
-        let Some(chooser) = self.placement.chooser.load_full() else { return };
-        for (replica, threshold) in thresholds(fleet, &insights(&chooser, fleet)) {
-            let closed = if replica.outstanding() >= threshold { since } else { Duration::ZERO };
-            self.placement.saturated.with_label_values(&[replica.name()]).inc_by(closed.as_secs_f64());
-        }
     }
 
     /// Counts a request that is placed by a key.

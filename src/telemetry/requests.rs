@@ -337,7 +337,7 @@ mod tests {
         };
         let mut series = Series::default();
         let requests = Requests::new(&mut series, 8).expect("series");
-        let label = |model: &str| requests.models().label(Some(model), &PoolName::Model(model.to_owned()));
+        let label = |model: &str| requests.models().label(Some(model), Some(&PoolName::Model(model.to_owned())));
         let (one, other) = (label("one"), label("other one"));
         [one, other].into_iter().for_each(|label| requests.count(&finished(label)));
         let of = |name: &str| lines(&series).iter().filter(|line| line.contains(&format!("model=\"{name}\""))).count();
