@@ -13,7 +13,7 @@
 //!
 //! Beside that, [`discovery`] finds replicas behind names, [`resolver`] turns names into addresses, [`probe`] checks the replicas, [`scrape`] asks
 //! them for their metrics, out of which [`engine`] reads what the engines say of themselves, [`admin`] shows the metrics that [`telemetry`] keeps and
-//! takes orders, [`config`] says how all of it is set, and [`app`] puts it together and keeps it as the configuration has it while that changes.
+//! takes orders, [`otlp`] sends the spans that it makes to whoever collects traces, [`config`] says how all of it is set, and [`app`] puts it together and keeps it as the configuration has it while that changes.
 //!
 //! To see it work without a GPU, [`sim`] models an engine and its clients' traffic, [`demo_replica`] serves such an engine as vLLM would, and
 //! [`demo`] puts a fleet of them behind the router. Nothing of the above knows of these.
@@ -48,9 +48,9 @@
 //! # Direction of dependencies
 //!
 //! `units` ← `request` ← `fleet` ← `routing` (an arrow points at what is used) are pure: they do no I/O, spawn nothing, log nothing and
-//! read no clock; time and chance are arguments. So are `engine`, which uses `fleet`, `admission`, which uses `routing`, and `recent`, which uses nobody. `telemetry`, `upstream`,
+//! read no clock; time and chance are arguments. So are `engine`, which uses `fleet`, `admission`, which uses `routing`, and `recent`, which uses nobody. `telemetry`, `otlp`, `upstream`,
 //! `live`, `discovery`, `probe`, `scrape`, `proxy`, `admin` and `server` see them; `upstream` and `discovery` ask `resolver`, `exchange` speaks HTTP
-//! for `upstream`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
+//! for `upstream` and `otlp`, and `live` holds what `upstream` makes. `config` sees everybody's settings; `app` and `cli` see all.
 //! `tests/tidy.rs` checks this.
 //!
 //! # Invariants
@@ -65,7 +65,7 @@
 //! - Request bodies and answers pass byte for byte; the view for routing is read-only.
 //! - What an engine says of itself, or does not, changes no replica's health.
 //! - Every failure becomes HTTP in `proxy/error.rs`.
-//! - Prompt text, identifiers and keys reach no log, label or error.
+//! - Prompt text, identifiers and keys reach no log, label, span or error.
 
 pub mod units;
 
@@ -90,6 +90,8 @@ pub mod pause;
 pub mod resolver;
 
 pub mod exchange;
+
+pub mod otlp;
 
 pub mod upstream;
 

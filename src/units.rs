@@ -93,6 +93,32 @@ pub type ConcurrencyThreshold = Bounded<1, 1_024>;
 /// A replica's share of the ring and of the load, relative to the others'.
 pub type Weight = Bounded<1, 100>;
 
+/// A part of a whole: 0 to 1, to the millionth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share(u32);
+
+impl Share {
+    /// All of it.
+    pub const WHOLE: Self = Self(1_000_000);
+
+    /// `value` to the nearest millionth, though what is more than nothing stays so; `None` where it is not of 0 to 1.
+    pub fn new(value: f64) -> Option<Self> {
+        let millionths = (value * 1e6).round() as u32;
+        (0.0..=1.0).contains(&value).then_some(Self(if value > 0.0 { millionths.max(1) } else { 0 }))
+    }
+
+    /// In millionths.
+    pub const fn millionths(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (f64::from(self.0) / 1e6).fmt(f)
+    }
+}
+
 /// A text that must not be shown: it has no `Display`, and its `Debug` says only that it is there.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use prefix_router::telemetry::{Metrics, MetricsSettings};
+use prefix_router::telemetry::{ACCESS_LOG_FIELDS, Metrics, MetricsSettings};
 
 /// What is in `…` in a cell of a table.
 fn quoted(cell: &str) -> Vec<String> {
@@ -41,4 +41,11 @@ fn every_series_is_in_the_table_with_its_labels_and_a_query() {
     }
     assert!(table.len() > 50, "the table is there");
     assert_eq!(table, code);
+}
+
+#[test]
+fn every_field_of_the_access_log_is_in_the_table_in_its_order() {
+    let fields: Vec<String> =
+        rows("access-log.md").iter().filter(|cells| !cells[0].contains(':')).map(|cells| quoted(&cells[0]).concat()).collect();
+    assert_eq!(fields, ACCESS_LOG_FIELDS);
 }

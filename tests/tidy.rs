@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 28] = [
+const MAY_USE: [(&str, &[&str]); 29] = [
     ("units", &[]),
     ("recent", &[]),
     ("request", &["units"]),
@@ -20,6 +20,7 @@ const MAY_USE: [(&str, &[&str]); 28] = [
     ("pause", &[]),
     ("resolver", &["units"]),
     ("exchange", &[]),
+    ("otlp", &["units", "telemetry", "resolver", "exchange"]),
     ("upstream", &["units", "request", "fleet", "telemetry", "resolver", "exchange"]),
     ("live", &["units", "request", "fleet", "routing", "telemetry", "resolver", "upstream"]),
     ("discovery", &["units", "request", "fleet", "telemetry", "pause", "resolver"]),
@@ -39,6 +40,7 @@ const MAY_USE: [(&str, &[&str]); 28] = [
             "telemetry",
             "resolver",
             "exchange",
+            "otlp",
             "upstream",
             "live",
             "discovery",
@@ -71,6 +73,7 @@ const EVERYTHING: &[&str] = &[
     "pause",
     "resolver",
     "exchange",
+    "otlp",
     "upstream",
     "live",
     "discovery",

@@ -23,13 +23,14 @@ use crate::config::{Config, Reading};
 use crate::engine::{EngineReadings, Latest};
 use crate::fleet::{Snapshot, State};
 use crate::live::LiveFleet;
+use crate::otlp::{self, Exporter};
 use crate::proxy::{self, Parties, Proxy, Rules};
 use crate::request;
 use crate::resolver::{HostNames, Resolver};
 use crate::routing::{self, Chooser, Report};
 use crate::scrape::{Listener, Scraper};
 use crate::server;
-use crate::telemetry::{self, Log, Metrics};
+use crate::telemetry::{self, Log, Metrics, Tracer};
 use reload::{Live, Reloader};
 use roster::Roster;
 
@@ -193,14 +194,15 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     metrics.show_limits(&reload::limits(&config));
     let resolver = Arc::new(Resolver::new(&config.resolver).context("cannot ask DNS servers")?);
     let (dns, dns_now) = watch::channel(config.resolver.clone());
-    let names = HostNames::new(Arc::clone(&resolver), dns_now.clone());
+    let names = || HostNames::new(Arc::clone(&resolver), dns_now.clone());
     let listed = reload::listed(&config);
-    let fleet = LiveFleet::new(listed.settings.clone(), names, Arc::clone(&metrics))?;
+    let fleet = LiveFleet::new(listed.settings.clone(), names(), Arc::clone(&metrics))?;
     let (fixed, sources) = (config.replicas.len(), config.sources.len());
     fleet.set(config.replicas.clone(), sources == 0).await?;
     let (drain, draining) = watch::channel(false);
     let cut = CancellationToken::new();
     let mut tasks = JoinSet::new();
+    let (tracer, sending) = trace(&config.otlp, names(), &metrics, &mut tasks).unzip();
 
     let readings = Arc::new(EngineReadings::default());
     metrics.show_engines(&readings);
@@ -236,13 +238,19 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     tasks.spawn(server::serve(admin_listener, admin_routes, admin_server_now, None, pending()));
 
     let fleet_now = Arc::clone(&fleet);
-    let parties = Parties { fleet, metrics: Arc::clone(&metrics), draining: draining.clone(), cut: cut.clone(), admin };
+    let parties = Parties { fleet, metrics: Arc::clone(&metrics), tracer, draining: draining.clone(), cut: cut.clone(), admin };
     let proxy = Proxy::new(rules(&config, None), parties);
     let _ = listening.set(Arc::downgrade(&proxy));
     tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
     let (server, server_now) = watch::channel(config.server.clone());
     let (service, connections) = (Arc::clone(&proxy), Arc::clone(&metrics));
-    let serving = tokio::spawn(serve_until_drained(traffic_listener, service, server_now, connections, draining, cut.clone()));
+    let served = serve_until_drained(traffic_listener, service, server_now, connections, draining, cut.clone());
+    let serving = tokio::spawn(async move {
+        served.await;
+        if let Some(sending) = sending {
+            sending.finish().await;
+        }
+    });
 
     let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, engine_metrics, log };
     tasks.spawn(Reloader { config, reading, live, metrics, requests, is_refused: false }.run());
@@ -264,6 +272,35 @@ async fn watch(fleet: Arc<LiveFleet>, metrics: Arc<Metrics>) {
         metrics.watch(&fleet.view(), now - last);
         last = now;
     }
+}
+
+/// Spans on their way to a collector.
+struct Sending {
+    stop: CancellationToken,
+    sent: oneshot::Receiver<()>,
+}
+
+impl Sending {
+    /// No more spans come: waits until those that are left are sent, but not for long.
+    async fn finish(self) {
+        self.stop.cancel();
+        let _ = self.sent.await;
+    }
+}
+
+/// Begins to trace, where that is configured.
+fn trace(settings: &otlp::Settings, names: HostNames, metrics: &Arc<Metrics>, tasks: &mut JoinSet<()>) -> Option<(Arc<Tracer>, Sending)> {
+    let endpoint = settings.endpoint.clone()?;
+    tracing::info!(url = endpoint.to_string(), "traces go to {endpoint}");
+    let (tracer, spans) = Tracer::new(settings.sample_ratio, Arc::clone(metrics));
+    let exporter = Exporter::new(endpoint, &settings.service_name, names, spans, Arc::clone(metrics));
+    let (stop, (tell, sent)) = (CancellationToken::new(), oneshot::channel());
+    let running = exporter.run(stop.clone());
+    tasks.spawn(async move {
+        running.await;
+        let _ = tell.send(());
+    });
+    Some((tracer, Sending { stop, sent }))
 }
 
 /// Tells the chooser of the moment what engines say of themselves.

@@ -526,6 +526,32 @@ pub(super) static KEYS: &[Key] = &[
         "true",
         Kind::Switch(at!(telemetry.access_log)),
     ),
+    key(
+        "access_log_sample_ratio",
+        "Of the requests that went well, the share that is logged; those that failed always are.",
+        "1",
+        Kind::Share(at!(telemetry.access_log_sample)),
+    ),
+    key(
+        "access_log_slower_than",
+        "Requests that went well and took less time are not logged.",
+        "0s",
+        Kind::Time(NO_TIME..=HOUR, at!(telemetry.access_log_slower_than)),
+    ),
+    // Traces.
+    fixed(
+        "otlp_endpoint",
+        "Where a span of each request goes: a collector's OTLP endpoint for HTTP, to which /v1/traces is added; without it nothing is traced.",
+        "~",
+        Kind::Endpoint(at!(clone otlp.endpoint)),
+    ),
+    fixed("otlp_service_name", "What this router is called in traces.", "prefix-router", Kind::Name(at!(clone otlp.service_name))),
+    fixed(
+        "trace_sample_ratio",
+        "Of the requests whose client does not say whether they are traced, the share that is.",
+        "1",
+        Kind::Share(at!(otlp.sample_ratio)),
+    ),
 ];
 
 fn dns_servers(config: &Config) -> Vec<String> {

@@ -9,7 +9,11 @@ use std::time::Duration;
 use super::errors::{Report, shown};
 use super::yaml::{Node, Shape};
 use super::{Config, quantity, replicas};
-use crate::units::Secret;
+use crate::otlp::Endpoint;
+use crate::units::{Secret, Share};
+
+/// Characters of a name.
+const MOST_OF_A_NAME: usize = 128;
 
 /// What stands for a number that is worked out.
 const AUTO: &str = "auto";
@@ -34,6 +38,12 @@ pub(super) enum Kind {
     Word { words: fn() -> String, get: fn(&Config) -> &'static str, set: fn(&mut Config, &str) -> bool },
     /// A path.
     Path(Field<String>),
+    /// A name that this router goes by.
+    Name(Field<String>),
+    /// A share of a whole.
+    Share(Field<Share>),
+    /// Where a collector takes spans, if anywhere.
+    Endpoint(Field<Option<Endpoint>>),
     /// A list of texts, each of which passes `good`.
     List { allowed: &'static str, good: fn(&str) -> bool, field: Field<Vec<String>> },
     /// The replicas.
@@ -70,6 +80,9 @@ impl Kind {
             Kind::Switch(_) => "true, false".to_owned(),
             Kind::Word { words, .. } => words(),
             Kind::Path(_) => "a path that begins with /".to_owned(),
+            Kind::Name(_) => format!("1 to {MOST_OF_A_NAME} visible ASCII characters"),
+            Kind::Share(_) => "0 to 1".to_owned(),
+            Kind::Endpoint(_) => Endpoint::ALLOWED.to_owned(),
             Kind::List { allowed, .. } => (*allowed).to_owned(),
             Kind::Replicas => replicas::ALLOWED.to_owned(),
             Kind::Secret(_) => "visible ASCII characters".to_owned(),
@@ -90,7 +103,12 @@ impl Kind {
             }
             (Shape::Text(text), _) => {
                 if let Err(why) = self.set_text(config, text) {
-                    let text = if matches!(self, Kind::Secret(_)) { "the value".to_owned() } else { shown(text) };
+                    let text = match self {
+                        Kind::Secret(_) => "the value".to_owned(),
+                        // Whoever writes a password where none belongs does not want to read it in a log.
+                        Kind::Endpoint(_) => shown(&replicas::without_userinfo(text)),
+                        _ => shown(text),
+                    };
                     report.add(node.line, format!("{text} {why}; allowed: {}", self.allowed()));
                 }
             }
@@ -140,6 +158,18 @@ impl Kind {
                 }
                 (field.set)(config, text.to_owned());
             }
+            Kind::Name(field) => {
+                if !(1..=MOST_OF_A_NAME).contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_graphic()) {
+                    return Err("is not a name");
+                }
+                (field.set)(config, text.to_owned());
+            }
+            Kind::Share(field) => {
+                let share = text.parse().map_err(|_| "is not a number")?;
+                (field.set)(config, Share::new(share).ok_or("is out of range")?);
+            }
+            Kind::Endpoint(field) if text.is_empty() => (field.set)(config, None),
+            Kind::Endpoint(field) => (field.set)(config, Some(Endpoint::parse(text)?)),
             Kind::Secret(field) => {
                 // It becomes part of a header; a line end at its end is the usual accident.
                 if text.is_empty() {
@@ -186,7 +216,9 @@ impl Kind {
             Kind::Time(_, field) | Kind::TimeOrOff(_, field) => format!(" {}", quantity::print_time((field.get)(config))),
             Kind::Switch(field) => format!(" {}", (field.get)(config)),
             Kind::Word { get, .. } => format!(" {}", get(config)),
-            Kind::Path(field) => format!(" {}", quoted(&(field.get)(config))),
+            Kind::Path(field) | Kind::Name(field) => format!(" {}", quoted(&(field.get)(config))),
+            Kind::Share(field) => format!(" {}", (field.get)(config)),
+            Kind::Endpoint(field) => (field.get)(config).map_or_else(|| " ~".to_owned(), |endpoint| format!(" {}", quoted(endpoint.url()))),
             Kind::List { field, .. } => {
                 let items: Vec<String> = (field.get)(config).iter().map(|item| quoted(item)).collect();
                 format!(" [{}]", items.join(", "))
@@ -223,7 +255,9 @@ impl Kind {
                 // It knows its own words.
                 set(to, get(from));
             }
-            Kind::Path(field) => (field.set)(to, (field.get)(from)),
+            Kind::Path(field) | Kind::Name(field) => (field.set)(to, (field.get)(from)),
+            Kind::Share(field) => (field.set)(to, (field.get)(from)),
+            Kind::Endpoint(field) => (field.set)(to, (field.get)(from)),
             Kind::List { field, .. } => (field.set)(to, (field.get)(from)),
             Kind::Replicas => (to.replicas, to.sources) = (from.replicas.clone(), from.sources.clone()),
             Kind::Secret(field) => (field.set)(to, (field.get)(from)),

@@ -22,7 +22,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{admin, admission, discovery, fleet, proxy, request, resolver, routing, scrape, server, telemetry, upstream};
+use crate::{admin, admission, discovery, fleet, otlp, proxy, request, resolver, routing, scrape, server, telemetry, upstream};
 pub use errors::ConfigErrors;
 use errors::{Origin, Report};
 pub use file::Contents;
@@ -64,6 +64,8 @@ pub struct Config {
     pub server: server::Settings,
     /// Logs.
     pub telemetry: telemetry::Settings,
+    /// Traces.
+    pub otlp: otlp::Settings,
     /// How often the file is looked at; zero: only when somebody asks for that.
     pub reload_interval: Duration,
 }
@@ -89,6 +91,7 @@ impl Default for Config {
             upstream: upstream::Settings::default(),
             server: server::Settings::default(),
             telemetry: telemetry::Settings::default(),
+            otlp: otlp::Settings::default(),
             reload_interval: Duration::from_secs(2),
         }
     }

@@ -358,7 +358,7 @@ fn twice(what: &str, first: usize, line: usize) -> String {
 }
 
 /// The URL without what may be a password.
-fn without_userinfo(url: &str) -> String {
+pub(super) fn without_userinfo(url: &str) -> String {
     match (url.find("://"), url.rfind('@')) {
         (Some(scheme), Some(at)) if scheme + 3 <= at => format!("{}…{}", &url[..scheme + 3], &url[at..]),
         (None, Some(at)) => format!("…{}", &url[at..]),

@@ -192,6 +192,9 @@ impl<'a> Forward<'a> {
     fn note(&mut self, chosen: &Chosen, record: &mut Record) {
         let replica = chosen.slot.replica();
         record.is_sent(replica, chosen.reason);
+        if let Some(trace) = &mut record.trace {
+            trace.chosen(chosen.slot.overlap());
+        }
         self.tried.push(Arc::clone(replica));
     }
 

@@ -15,6 +15,7 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use crate::request::{IDENTIFIER_HEADER, PRIORITIES, PRIORITY_HEADER, is_identifier};
+use crate::telemetry::{TRACEPARENT, TRACESTATE, Trace};
 use crate::units;
 
 use super::error::{ProxyError, TIMEOUT_HEADER};
@@ -102,18 +103,28 @@ fn make_one_length(headers: &mut HeaderMap) {
 }
 
 /// A client's headers as a replica gets them, written out, but for `Host` and the credentials, which depend on the replica. `request_id` is the one
-/// that was made for a request without.
-pub(super) fn toward_replica(head: &Parts, client: SocketAddr, request_id: &HeaderValue, body_length: usize) -> Vec<u8> {
+/// that was made for a request without. Where it is traced, `trace` says who the replica's client is there.
+pub(super) fn toward_replica(
+    head: &Parts,
+    client: SocketAddr,
+    request_id: &HeaderValue,
+    trace: Option<&Trace>,
+    body_length: usize,
+) -> Vec<u8> {
     let headers = &head.headers;
     let mut fields = Vec::with_capacity(FIELDS);
     let named = named_by_connection(headers);
     for (name, value) in headers {
-        if !is_hop_by_hop(name, &named) && !WRITTEN_APART.contains(name) {
+        let is_of_trace = trace.is_some_and(|trace| name == TRACEPARENT || name == TRACESTATE && !trace.is_continued());
+        if !is_hop_by_hop(name, &named) && !WRITTEN_APART.contains(name) && !is_of_trace {
             write_field(&mut fields, name, &[value.as_bytes()]);
         }
     }
     if !headers.contains_key(REQUEST_ID) || named.contains(&REQUEST_ID) {
         write_field(&mut fields, &REQUEST_ID, &[request_id.as_bytes()]);
+    }
+    if let Some(trace) = trace {
+        write_field(&mut fields, &TRACEPARENT, &[trace.traceparent().as_bytes()]);
     }
     if headers.contains_key(COOKIE) && !named.contains(&COOKIE) {
         // HTTP/2 may split the field, HTTP/1.1 may not (RFC 9113, 8.2.3).

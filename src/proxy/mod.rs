@@ -34,10 +34,11 @@ use hyper::{Method, Request};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::fleet::PoolName;
 use crate::live::LiveFleet;
 use crate::request::{self, Ask, Dialect, Refusal, Surface};
 use crate::routing::{Aim, Chooser};
-use crate::telemetry::{Limit, Metrics, Record};
+use crate::telemetry::{Limit, Metrics, Record, Tracer};
 use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
 pub use response::{Body, Response};
@@ -117,6 +118,8 @@ pub struct Parties {
     pub fleet: Arc<LiveFleet>,
     /// Where counts go.
     pub metrics: Arc<Metrics>,
+    /// Where spans go, if they go anywhere.
+    pub tracer: Option<Arc<Tracer>>,
     /// Turns true when the router is to stop.
     pub draining: watch::Receiver<bool>,
     /// Cancelled when what is still in flight is to be cut off.
@@ -190,6 +193,7 @@ impl Proxy {
         let request_id = headers::request_id(&head.headers);
         let metrics = Arc::clone(&self.parties.metrics);
         let mut record = Record::new(metrics, rules.chooser.name(), head.method.clone(), head.uri.path(), &request_id);
+        record.trace = self.parties.tracer.as_ref().map(|tracer| tracer.begin(&head));
         let dialect = Dialect::of(head.uri.path());
         let mut body = Inbound::new(body, &head.headers);
 
@@ -241,11 +245,14 @@ impl Proxy {
         let (mut ask, aim) =
             if head.method == Method::POST { self.read(rules, surface, &bytes, identifier, record) } else { Default::default() };
         ask.priority = priority.unwrap_or(ask.priority);
+        if let Some(trace) = &mut record.trace {
+            trace.asks(&ask, self.is_listed(&ask));
+        }
         if ask.too_deep {
             self.parties.metrics.hit(Limit::MaxJsonDepth);
         }
 
-        let fields = headers::toward_replica(&head, client, request_id, bytes.len());
+        let fields = headers::toward_replica(&head, client, request_id, record.trace.as_deref(), bytes.len());
         let authorization = headers::credentials(&head.headers);
         let outgoing = Outgoing { method: head.method, target, fields, authorization, body: bytes };
         Ok(match Forward::new(self, rules, &outgoing, &ask, aim, surface, patience).run(record).await? {
@@ -273,6 +280,11 @@ impl Proxy {
             }
         }
         (ask, aim)
+    }
+
+    /// Whether a replica lists the model that is asked for.
+    fn is_listed(&self, ask: &Ask) -> bool {
+        matches!(self.parties.fleet.view().pool_name(ask.model.as_deref()), PoolName::Model(_))
     }
 
     /// What the head alone tells: the surface, or why the request is refused before its body is asked for.

@@ -1,253 +1,109 @@
-//! One request's record: filled in on the way, written once, when it goes: one log line, and its share of the metrics.
-//!
-//! It never holds prompt text, a model's name, an identifier or a key: only what is listed here.
+//! The access log: one line for each request, with stable fields (docs/access-log.md), and never a word of any prompt. Which requests get one is configured.
 
 use std::io::Write;
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use hyper::header::HeaderValue;
-use hyper::{Method, StatusCode};
-use prometheus::local::LocalHistogram;
+use rand::RngExt;
 
-use super::labels::{RetryCause, reason, route};
-use super::metrics::{CLIENT_GONE, Metrics};
-use super::models::ModelLabel;
-use super::requests::Finished;
-use super::{LogFormat, log};
-use crate::fleet::Replica;
-use crate::request::{Surface, Usage};
-use crate::routing::{Reason, StrategyName};
+use super::labels::{reason, route};
+use super::record::Record;
+use super::{LogFormat, Settings, log};
+use crate::request::Usage;
 
 /// The log target of the lines.
 pub(super) const TARGET: &str = "access";
 
-/// Bytes of an identifier that are shown.
-const MOST_OF_AN_ID: usize = 128;
+/// All fields that a line may have besides time, level and target, in their order.
+pub const FIELDS: [&str; 19] = [
+    "request_id",
+    "trace_id",
+    "method",
+    "path",
+    "route",
+    "status",
+    "reason",
+    "replica",
+    "tries",
+    "failed",
+    "body_bytes",
+    "response_bytes",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "queued_ms",
+    "ttfb_ms",
+    "duration_ms",
+    "error",
+];
 
-/// The status of a request whose client left before the answer's end. No client sees it.
-const STATUS_CLIENT_GONE: u16 = 499;
-
-/// What is said of one request in log and metrics. Dropped before [`Record::complete`], it tells of a client that left.
-pub struct Record {
-    metrics: Arc<Metrics>,
-    begun: Instant,
-    complete: bool,
-    /// The request's identifier, as the log shows it: what the client sent as `X-Request-Id`, or made here. Whatever its length, a line stays a line.
-    pub request_id: Box<str>,
-    method: Method,
-    /// Without its query. A copy, as the identifier: what hyper hands out is a part of all that was read with it, which may be half a megabyte, and a
-    /// record stays for as long as an answer streams.
-    path: Box<str>,
-    /// What the path stands for; `None` where it is not served.
-    pub surface: Option<Surface>,
-    /// The model that it names, as metrics know it.
-    pub model: ModelLabel,
-    strategy: StrategyName,
-    /// What the client was told.
-    pub status: Option<StatusCode>,
-    /// Why the last replica tried was chosen.
-    pub reason: Option<Reason>,
-    /// The last replica tried.
-    pub replica: Option<Arc<Replica>>,
-    /// Replicas tried.
-    pub tries: u32,
-    /// The replicas that failed before the last one, and how: `a busy, b broke`.
-    pub failed: String,
-    /// Bytes of the request's body.
-    pub body_bytes: usize,
-    /// Bytes of its prompt, where it has one.
-    pub prompt_bytes: Option<usize>,
-    /// Bytes of the answer's body, as passed on so far.
-    pub response_bytes: u64,
-    /// What the answer said that the request took, where it did.
-    pub usage: Option<Usage>,
-    /// What went wrong, as the `x-prefix-router-error` header names it.
-    pub error: Option<&'static str>,
-    /// Whether its answer is good and comes piece by piece.
-    pub streams: bool,
-    first_byte: Option<Instant>,
-    /// When the last piece of an answer passed that comes piece by piece, and the times between them.
-    last_piece: Option<Instant>,
-    gaps: Option<LocalHistogram>,
-    /// When all of the request had been read.
-    read: Option<Instant>,
-    /// What the router took from then on until it sent it for the first time, without what it waited.
-    overhead: Option<Duration>,
-    /// How long it waited for a replica with room, or with less to do, until now or until `waits_since`.
-    queued: Duration,
-    waits_since: Option<Instant>,
+/// How a request ended.
+pub(super) struct Ended<'a> {
+    /// 499 where the client left.
+    pub(super) status: u16,
+    pub(super) error: Option<&'a str>,
+    pub(super) first_byte: Option<Duration>,
+    pub(super) whole: Duration,
+    pub(super) trace_id: Option<&'a str>,
 }
 
-impl Record {
-    /// A request that begins now.
-    pub fn new(metrics: Arc<Metrics>, strategy: StrategyName, method: Method, path: &str, request_id: &HeaderValue) -> Self {
-        let shown = request_id.as_bytes();
-        let shown = &shown[..shown.len().min(MOST_OF_AN_ID)];
-        Self {
-            metrics,
-            begun: Instant::now(),
-            complete: false,
-            request_id: String::from_utf8_lossy(shown).into(),
-            method,
-            path: path.into(),
-            surface: None,
-            model: ModelLabel::default(),
-            strategy,
-            status: None,
-            reason: None,
-            replica: None,
-            tries: 0,
-            failed: String::new(),
-            body_bytes: 0,
-            prompt_bytes: None,
-            response_bytes: 0,
-            usage: None,
-            error: None,
-            streams: false,
-            first_byte: None,
-            last_piece: None,
-            gaps: None,
-            read: None,
-            overhead: None,
-            queued: Duration::ZERO,
-            waits_since: None,
+impl Ended<'_> {
+    /// Whether it gets a line. `chance` is of 0 to 1, without 1.
+    fn is_logged(&self, settings: &Settings, chance: impl FnOnce() -> f64) -> bool {
+        if !settings.access_log || self.status >= 400 || self.error.is_some() {
+            return settings.access_log;
         }
-    }
-
-    /// Whether the answer has no body, whatever it says.
-    pub fn is_head(&self) -> bool {
-        self.method == Method::HEAD
-    }
-
-    /// Where its counts go.
-    pub fn metrics(&self) -> &Arc<Metrics> {
-        &self.metrics
-    }
-
-    /// Takes note that the replica tried last failed, so that another is tried.
-    pub fn failed_on(&mut self, cause: RetryCause) {
-        let replica = self.replica.as_ref().map_or("", |replica| replica.name());
-        let separator = if self.failed.is_empty() { "" } else { ", " };
-        self.failed += &format!("{separator}{replica} {}", cause.label());
-    }
-
-    /// From now on it waits for a replica with room, or with less to do.
-    pub fn begins_waiting(&mut self) {
-        self.waits_since = Some(Instant::now());
-    }
-
-    /// It waits no longer, whyever.
-    pub fn ends_waiting(&mut self) {
-        if let Some(since) = self.waits_since.take() {
-            let time = since.elapsed();
-            self.queued += time;
-            self.metrics.waited(time);
-        }
-    }
-
-    /// All of the request is there.
-    pub fn is_read(&mut self, bytes: usize) {
-        self.body_bytes = bytes;
-        self.read = Some(Instant::now());
-    }
-
-    /// It is about to be sent to a replica.
-    pub fn is_sent(&mut self, replica: &Arc<Replica>, reason: Reason) {
-        if let (None, Some(read)) = (self.overhead, self.read) {
-            self.overhead = Some(read.elapsed().saturating_sub(self.queued));
-        }
-        self.tries += 1;
-        (self.replica, self.reason) = (Some(Arc::clone(replica)), Some(reason));
-        self.metrics.chosen(replica, reason);
-    }
-
-    /// When its request's head was there.
-    pub fn begun(&self) -> Instant {
-        self.begun
-    }
-
-    /// Takes note of a piece of the answer's body.
-    pub fn passed_on(&mut self, bytes: usize) {
-        self.response_bytes += bytes as u64;
-        if bytes == 0 || self.first_byte.is_some() && !self.streams {
-            return;
-        }
-        let now = Instant::now();
-        self.first_byte.get_or_insert(now);
-        if let Some(last) = self.last_piece.replace(now)
-            && self.metrics.is_on()
-        {
-            self.gaps.get_or_insert_with(|| self.metrics.gaps(self.reason)).observe((now - last).as_secs_f64());
-        }
-    }
-
-    /// The answer has been passed on to its end, or to where it broke: what happens from now on is not the client's doing.
-    pub fn complete(&mut self) {
-        self.complete = true;
+        let share = f64::from(settings.access_log_sample.millionths()) / 1e6;
+        self.whole >= settings.access_log_slower_than && (share >= 1.0 || chance() < share)
     }
 }
 
-impl Drop for Record {
-    fn drop(&mut self) {
-        self.ends_waiting();
-        let (status, error) = match self.status {
-            Some(status) if self.complete => (status.as_u16(), self.error),
-            _ => (STATUS_CLIENT_GONE, Some(CLIENT_GONE)),
-        };
-        let whole = self.begun.elapsed();
-        let first_byte = self.first_byte.map(|at| at - self.begun);
-        let finished = Finished {
-            surface: self.surface,
-            model: self.model,
-            strategy: self.strategy,
-            reason: self.reason,
-            status,
-            streamed: self.streams,
-            first_byte,
-            whole,
-            overhead: self.overhead,
-            prompt_bytes: self.prompt_bytes,
-            usage: self.usage,
-        };
-        self.metrics.finished(&finished, error);
-        let Some(format) = log::format().filter(|_| tracing::enabled!(target: TARGET, tracing::Level::INFO)) else { return };
-        let mut line = Line::new(format, SystemTime::now());
-        line.text("request_id", &self.request_id);
-        line.word("method", self.method.as_str());
-        line.text("path", &self.path);
-        line.text("route", route(self.surface));
-        line.number("status", status.into());
-        line.text("reason", reason(self.reason));
-        if let Some(replica) = &self.replica {
-            line.text("replica", replica.name());
-        }
-        line.number("tries", self.tries.into());
-        if !self.failed.is_empty() {
-            line.text("failed", &self.failed);
-        }
-        line.number("body_bytes", self.body_bytes as u64);
-        line.number("response_bytes", self.response_bytes);
-        if let Some(Usage { prompt_tokens, cached_tokens, completion_tokens }) = self.usage {
-            let told = [("prompt_tokens", Some(prompt_tokens)), ("cached_tokens", cached_tokens), ("completion_tokens", completion_tokens)];
-            for (name, tokens) in told {
-                if let Some(tokens) = tokens {
-                    line.number(name, tokens);
-                }
+/// Writes a request's line, where it gets one.
+pub(super) fn write(record: &Record, ended: &Ended<'_>) {
+    let Some((format, settings)) = log::at_work() else { return };
+    if ended.is_logged(&settings, || rand::rng().random()) {
+        log::write(&line(record, ended, format, SystemTime::now()));
+    }
+}
+
+fn line(record: &Record, ended: &Ended<'_>, format: LogFormat, now: SystemTime) -> Vec<u8> {
+    let mut line = Line::new(format, now);
+    line.text("request_id", &record.request_id);
+    if let Some(trace_id) = ended.trace_id {
+        line.text("trace_id", trace_id);
+    }
+    line.word("method", record.method.as_str());
+    line.text("path", &record.path);
+    line.text("route", route(record.surface));
+    line.number("status", ended.status.into());
+    line.text("reason", reason(record.reason));
+    if let Some(replica) = &record.replica {
+        line.text("replica", replica.name());
+    }
+    line.number("tries", record.tries.into());
+    if !record.failed.is_empty() {
+        line.text("failed", &record.failed);
+    }
+    line.number("body_bytes", record.body_bytes as u64);
+    line.number("response_bytes", record.response_bytes);
+    if let Some(Usage { prompt_tokens, cached_tokens, completion_tokens }) = record.usage {
+        let told = [("prompt_tokens", Some(prompt_tokens)), ("cached_tokens", cached_tokens), ("completion_tokens", completion_tokens)];
+        for (name, tokens) in told {
+            if let Some(tokens) = tokens {
+                line.number(name, tokens);
             }
         }
-        if !self.queued.is_zero() {
-            line.milliseconds("queued_ms", self.queued);
-        }
-        if let Some(first_byte) = first_byte {
-            line.milliseconds("ttfb_ms", first_byte);
-        }
-        line.milliseconds("duration_ms", whole);
-        if let Some(error) = error {
-            line.text("error", error);
-        }
-        log::write(&line.end());
     }
+    if !record.queued.is_zero() {
+        line.milliseconds("queued_ms", record.queued);
+    }
+    if let Some(first_byte) = ended.first_byte {
+        line.milliseconds("ttfb_ms", first_byte);
+    }
+    line.milliseconds("duration_ms", ended.whole);
+    if let Some(error) = ended.error {
+        line.text("error", error);
+    }
+    line.end()
 }
 
 /// A line, which looks as all others of the log do, but never in colour. There is one for each request, so it is written out by itself: the general way, which asks
@@ -314,6 +170,7 @@ impl Line {
     }
 
     fn name(&mut self, name: &str) {
+        debug_assert!(FIELDS.contains(&name), "{name} is not a field");
         match self.format {
             LogFormat::Text => {
                 self.bytes.push(b' ');
@@ -347,8 +204,9 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Share;
 
-    fn line(format: LogFormat, text: &str) -> String {
+    fn written(format: LogFormat, text: &str) -> String {
         let mut line = Line::new(format, SystemTime::UNIX_EPOCH + Duration::from_micros(1_500_000));
         line.word("method", "POST");
         line.text("path", text);
@@ -357,23 +215,74 @@ mod tests {
         String::from_utf8(line.end()).expect("text")
     }
 
+    /// The fields of a request's line.
+    fn fields(record: &Record, ended: &Ended<'_>) -> Vec<String> {
+        let line = line(record, ended, LogFormat::Json, SystemTime::UNIX_EPOCH);
+        let json: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&line).expect("JSON");
+        let besides = ["timestamp", "level", "target"];
+        json.keys().filter(|name| !besides.contains(&name.as_str())).cloned().collect()
+    }
+
+    #[test]
+    fn a_line_has_the_fields_that_are_known_in_their_order() {
+        let metrics = super::super::Metrics::new(&Default::default()).expect("metrics");
+        let id = hyper::header::HeaderValue::from_static("id");
+        let mut record = Record::new(metrics, crate::routing::StrategyName::PrefixAware, hyper::Method::POST, "/v1/completions", &id);
+        let mut ended = Ended { status: 200, error: None, first_byte: None, whole: Duration::from_secs(1), trace_id: None };
+        let least = ["request_id", "method", "path", "route", "status", "reason", "tries", "body_bytes", "response_bytes", "duration_ms"];
+        assert_eq!(fields(&record, &ended), least);
+        let spec = crate::fleet::ReplicaSpec {
+            name: "a".to_owned(),
+            authority: "a".to_owned(),
+            weight: crate::units::Weight::clamped(1),
+            models: Vec::new(),
+            drain: false,
+        };
+        record.replica = crate::fleet::Fleet::new(vec![spec], Default::default(), 0).snapshot().replicas().first().cloned();
+        record.failed = "b broke".to_owned();
+        record.usage = Some(Usage { prompt_tokens: 1, cached_tokens: Some(1), completion_tokens: Some(1) });
+        record.queued = Duration::from_millis(1);
+        ended = Ended { error: Some("stream_broke"), first_byte: Some(Duration::ZERO), trace_id: Some("0af7"), ..ended };
+        assert_eq!(fields(&record, &ended), FIELDS);
+    }
+
+    #[test]
+    fn what_failed_is_always_logged_and_the_rest_as_configured() {
+        let share = |share| Share::new(share).expect("is a share");
+        let ended = |status, error, millis| Ended { status, error, first_byte: None, whole: Duration::from_millis(millis), trace_id: None };
+        let all = Settings::default();
+        let few = Settings { access_log_sample: share(0.1), ..Settings::default() };
+        let slow = Settings { access_log_slower_than: Duration::from_secs(1), ..Settings::default() };
+        let none = Settings { access_log_sample: share(0.0), ..Settings::default() };
+        let off = Settings { access_log: false, ..Settings::default() };
+        for (settings, expected) in [(&all, [1, 1, 1, 1]), (&few, [1, 0, 1, 0]), (&slow, [0, 0, 1, 1]), (&none, [0; 4]), (&off, [0; 4])] {
+            let of = [(5, 0.05), (5, 0.1), (1_000, 0.05), (1_000, 0.999)];
+            let is_logged = of.map(|(millis, chance)| u8::from(ended(200, None, millis).is_logged(settings, || chance)));
+            assert_eq!(is_logged, expected, "{settings:?}");
+            for failed in [ended(499, None, 5), ended(404, None, 5), ended(503, Some("no_replica"), 5), ended(200, Some("stream_broke"), 5)]
+            {
+                assert_eq!(failed.is_logged(settings, || 0.999), settings.access_log, "{settings:?}");
+            }
+        }
+    }
+
     #[test]
     fn a_line_of_text_looks_like_all_others() {
         let expected = "1970-01-01T00:00:01.500000Z  INFO access: method=POST path=\"/v1\" status=200 duration_ms=12.034\n";
-        assert_eq!(line(LogFormat::Text, "/v1"), expected);
+        assert_eq!(written(LogFormat::Text, "/v1"), expected);
     }
 
     #[test]
     fn a_line_is_json_and_a_line_whatever_is_in_it() {
         for text in ["/v1", "a \"quote\"", "back\\slash", "new\nline", "\u{7f}\u{0}", "é 😀", ""] {
-            let json = line(LogFormat::Json, text);
+            let json = written(LogFormat::Json, text);
             let value: serde_json::Value = serde_json::from_str(&json).expect("JSON");
             let expected = serde_json::json!({
                 "timestamp": "1970-01-01T00:00:01.500000Z", "level": "INFO", "method": "POST", "path": text, "status": 200, "duration_ms": 12.034,
                 "target": "access",
             });
             assert_eq!(value, expected);
-            for whole in [json, line(LogFormat::Text, text)] {
+            for whole in [json, written(LogFormat::Text, text)] {
                 assert_eq!(whole.find('\n'), Some(whole.len() - 1), "{whole:?}");
             }
         }

@@ -6,10 +6,10 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::access_log;
 use super::{LogFormat, Settings};
 
 /// How long lines are gathered.
@@ -25,7 +25,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const KEPT: usize = 64 << 10;
 
 /// Where the first log that was started writes to: there is one standard output.
-static OUTPUT: OnceLock<(Arc<Output>, LogFormat)> = OnceLock::new();
+static OUTPUT: OnceLock<(Arc<Output>, LogFormat, ArcSwap<Settings>)> = OnceLock::new();
 
 /// The log at work. Dropping it writes what is left, as far as it is read in good time: nobody reads a paused terminal, and the process must end.
 pub struct Log {
@@ -36,6 +36,9 @@ pub struct Log {
 impl Log {
     /// Writes what `settings` ask for from now on. How a line looks stays as it was.
     pub fn follow(&self, settings: &Settings) {
+        if let Some((_, _, of_access)) = OUTPUT.get() {
+            of_access.store(Arc::new(settings.clone()));
+        }
         (self.filter)(filter(settings));
     }
 }
@@ -47,8 +50,7 @@ impl Drop for Log {
 }
 
 fn filter(settings: &Settings) -> EnvFilter {
-    let access = if settings.access_log { "info" } else { "error" };
-    EnvFilter::new(format!("{},{}={access}", settings.level, access_log::TARGET))
+    EnvFilter::new(settings.level.to_string())
 }
 
 /// Starts logging to standard output. Fails where no thread can be started.
@@ -57,7 +59,7 @@ pub fn start(settings: &Settings) -> io::Result<Log> {
     let lines = Lines(Arc::clone(&output));
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter(settings)).with_writer(lines).with_ansi(io::stdout().is_terminal());
     // A second start in one process, as in tests, keeps the first.
-    let _ = OUTPUT.set((Arc::clone(&output), settings.format));
+    let _ = OUTPUT.set((Arc::clone(&output), settings.format, ArcSwap::from_pointee(settings.clone())));
     // Changing the filter fails only where the log is gone.
     let filter: Box<dyn Fn(EnvFilter) + Send + Sync> = match settings.format {
         LogFormat::Text => {
@@ -79,21 +81,21 @@ pub fn start(settings: &Settings) -> io::Result<Log> {
     Ok(Log { output, filter })
 }
 
-/// The format of the log that is at work, if one is.
-pub(super) fn format() -> Option<LogFormat> {
-    OUTPUT.get().map(|(_, format)| *format)
+/// The format of the log that is at work, and what it is to write, if one is.
+pub(super) fn at_work() -> Option<(LogFormat, arc_swap::Guard<Arc<Settings>>)> {
+    OUTPUT.get().map(|(_, format, settings)| (*format, settings.load()))
 }
 
 /// Writes a line, which ends with its line end, in good time.
 pub(super) fn write(line: &[u8]) {
-    if let Some((output, _)) = OUTPUT.get() {
+    if let Some((output, ..)) = OUTPUT.get() {
         output.put(line);
     }
 }
 
 /// How many lines were lost so far.
 pub(super) fn lost() -> u64 {
-    OUTPUT.get().map_or(0, |(output, _)| output.lock().lost_in_all)
+    OUTPUT.get().map_or(0, |(output, ..)| output.lock().lost_in_all)
 }
 
 /// Lines between those who have something to say and the thread that writes.

@@ -17,6 +17,7 @@ use super::placement::Placement;
 use super::replicas::Replicas;
 use super::requests::{Finished, Requests};
 use super::series::{Family, Series};
+use super::spans::Spans;
 use super::waiting::Waiting;
 use crate::fleet::{PoolName, Replica, Snapshot};
 use crate::routing::Reason;
@@ -55,6 +56,7 @@ pub struct Metrics {
     pub(super) engines: Engines,
     pub(super) forecasts: Forecasts,
     pub(super) operation: Operation,
+    pub(super) spans: Spans,
 }
 
 impl Metrics {
@@ -78,6 +80,7 @@ impl Metrics {
             engines: Engines::new(&mut series)?,
             forecasts: Forecasts::new(&mut series)?,
             operation: Operation::new(&mut series)?,
+            spans: Spans::new(&mut series)?,
             registry: series.registry,
             families: series.families,
         };

@@ -1,4 +1,4 @@
-//! What the outside sees of the router's work: metrics, and logs without a word of any prompt.
+//! What the outside sees of the router's work: metrics, and logs and traces without a word of any prompt.
 
 mod access_log;
 mod at_hand;
@@ -10,19 +10,28 @@ mod metrics;
 mod models;
 mod operation;
 mod placement;
+mod record;
 mod replicas;
 mod requests;
 mod series;
+mod spans;
+mod traces;
 mod waiting;
+
+use std::time::Duration;
 
 use tracing::Level;
 
-pub use access_log::Record;
+pub use access_log::FIELDS as ACCESS_LOG_FIELDS;
 pub use labels::{HoldEnd, Limit, QueueBound, Reload, RetryCause, UpstreamError};
 pub use log::{Log, start};
 pub use metrics::{Metrics, Settings as MetricsSettings};
 pub use models::ModelLabel;
+pub use record::Record;
 pub use series::Family;
+pub use traces::{TRACEPARENT, TRACESTATE, Trace, Tracer};
+
+use crate::units::Share;
 
 /// Logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,11 +42,21 @@ pub struct Settings {
     pub format: LogFormat,
     /// Whether each request gets a line.
     pub access_log: bool,
+    /// Of the requests that went well, the share that gets one. Those that failed always do.
+    pub access_log_sample: Share,
+    /// Requests that went well and took less time get none.
+    pub access_log_slower_than: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { level: Level::INFO, format: LogFormat::Text, access_log: true }
+        Self {
+            level: Level::INFO,
+            format: LogFormat::Text,
+            access_log: true,
+            access_log_sample: Share::WHOLE,
+            access_log_slower_than: Duration::ZERO,
+        }
     }
 }
 

@@ -41,6 +41,7 @@ mod recorded;
 mod reload;
 mod retry;
 mod routing;
+mod secrets;
 mod simulated_bounds;
 mod simulated_cache;
 mod simulated_faults;

@@ -101,6 +101,11 @@ metrics_max_models: 7
 log_level: warn
 log_format: json
 access_log: false
+access_log_sample_ratio: 0.125
+access_log_slower_than: 2s
+otlp_endpoint: http://collector:4318/otlp/
+otlp_service_name: edge-router
+trace_sample_ratio: 0.25
 ";
     let config = load_str(yaml, "r.yaml").unwrap();
     assert_eq!(config.listen.to_string(), "0.0.0.0:9000");
@@ -140,6 +145,8 @@ access_log: false
     assert_eq!(config.proxy.expose_paths, ["/sleep", "/debug/*"]);
     assert_eq!(config.telemetry.level, Level::WARN);
     assert_eq!(config.telemetry.format, LogFormat::Json);
+    assert_eq!(config.otlp.endpoint.as_ref().map(ToString::to_string), Some("http://collector:4318/otlp/v1/traces".to_owned()));
+    assert_eq!((config.otlp.service_name.as_str(), config.otlp.sample_ratio.millionths()), ("edge-router", 250_000));
 
     // That no setter reaches for another's field shows in the print: every line differs from the default's.
     let (printed, default) = (config.render(), Config::default().render());

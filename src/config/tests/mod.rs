@@ -94,7 +94,8 @@ fn the_table_agrees_with_the_defaults() {
 #[test]
 fn what_needs_a_restart_is_the_exception() {
     let restart: Vec<&str> = KEYS.iter().filter(|key| key.change == Change::Restart).map(|key| key.name).collect();
-    assert_eq!(restart, ["listen", "admin", "worker_threads", "dns_servers", "metrics", "metrics_max_models", "log_format"]);
+    let logs = ["metrics", "metrics_max_models", "log_format", "otlp_endpoint", "otlp_service_name", "trace_sample_ratio"];
+    assert_eq!(restart, [["listen", "admin", "worker_threads", "dns_servers"].as_slice(), &logs].concat());
 }
 
 #[test]

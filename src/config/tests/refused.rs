@@ -33,6 +33,30 @@ fn values_that_are_not_allowed() {
         ("engine_metrics_interval: off", "engine_metrics_interval: X; allowed: 0s, or 100ms to 1h", "off is not a time"),
         ("engine_metrics_timeout: 0s", "engine_metrics_timeout: X; allowed: 10ms to 60s", "0s is out of range"),
         ("engine_metrics_max_bytes: 1GiB", "engine_metrics_max_bytes: X; allowed: 1KiB to 64MiB", "1GiB is out of range"),
+        ("trace_sample_ratio: 1.1", "trace_sample_ratio: X; allowed: 0 to 1", "1.1 is out of range"),
+        ("trace_sample_ratio: NaN", "trace_sample_ratio: X; allowed: 0 to 1", "NaN is out of range"),
+        ("trace_sample_ratio: half", "trace_sample_ratio: X; allowed: 0 to 1", "half is not a number"),
+        ("otlp_service_name: ''", "otlp_service_name: X; allowed: 1 to 128 visible ASCII characters", "\"\" is not a name"),
+        (
+            "otlp_endpoint: https://collector:4318",
+            "otlp_endpoint: X; allowed: http://HOST:PORT, with a path or without",
+            "https://collector:4318 is https, which is not spoken here: let a collector near this router take the spans over http, and pass them on",
+        ),
+        (
+            "otlp_endpoint: http://collector:4318/v1/traces",
+            "otlp_endpoint: X; allowed: http://HOST:PORT, with a path or without",
+            "http://collector:4318/v1/traces ends in /v1/traces, which is added here",
+        ),
+        (
+            "otlp_endpoint: collector:4318",
+            "otlp_endpoint: X; allowed: http://HOST:PORT, with a path or without",
+            "collector:4318 is not a URL of http",
+        ),
+        (
+            "otlp_endpoint: http://user:pw@collector:4318",
+            "otlp_endpoint: X; allowed: http://HOST:PORT, with a path or without",
+            "http://…@collector:4318 has more than a host, a port and a path",
+        ),
         ("access_log: 1", "access_log: X; allowed: true, false", "1 is neither true nor false"),
         ("log_level: loud", "log_level: X; allowed: error, warn, info, debug, trace", "loud is not known here"),
         (

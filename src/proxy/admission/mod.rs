@@ -94,6 +94,11 @@ impl Slot {
         }
     }
 
+    /// Which share of the prompt its strategy expects in the replica's cache, where it does.
+    pub(super) fn overlap(&self) -> Option<f64> {
+        self.lesson.as_ref()?.forecast.overlap()
+    }
+
     /// The replica that works.
     pub(super) fn replica(&self) -> &Arc<Replica> {
         self.lease.replica()

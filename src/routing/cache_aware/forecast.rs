@@ -39,6 +39,13 @@ pub struct Forecast {
     pub is_text: bool,
 }
 
+impl Forecast {
+    /// The share of the prompt that the replica was expected to find in its cache; `None` of a prompt without text.
+    pub fn overlap(&self) -> Option<f64> {
+        (self.prompt_bytes > 0).then(|| (self.expected_bytes / self.prompt_bytes as f64).clamp(0.0, 1.0))
+    }
+}
+
 impl Drop for Forecast {
     fn drop(&mut self) {
         self.picture.state().give_up(self.ticket);

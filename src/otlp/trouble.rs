@@ -1,0 +1,73 @@
+//! What is said of a collector that does not take spans, or not all: soon, seldom, and once more when that is over.
+//!
+//! It sends nothing and counts nothing.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Between two words about the same trouble.
+const QUIET: Duration = Duration::from_secs(60);
+
+pub(super) struct Trouble {
+    url: String,
+    /// When something was said last.
+    said: Option<Instant>,
+    /// Whether something was said of which it is to be said that it is over.
+    is_told: bool,
+    /// Spans lost when something was said last.
+    lost: u64,
+}
+
+impl Trouble {
+    /// None yet; so many spans were lost before.
+    pub(super) fn new(url: String, lost: u64) -> Self {
+        Self { url, said: None, is_told: false, lost }
+    }
+
+    /// Spans were not taken; so many are lost by now.
+    pub(super) fn tell(&mut self, why: &str, lost: u64) {
+        if self.may_speak() {
+            let since = self.since(lost);
+            let url = &self.url;
+            tracing::warn!(
+                url,
+                why,
+                lost = since,
+                "traces do not reach {url}: {why}. Requests are served as ever; spans wait for a while, then they are lost (now: {since}). \
+                 This is said once a minute at most"
+            );
+            self.is_told = true;
+        }
+    }
+
+    /// Spans were taken; so many are lost by now.
+    pub(super) fn is_over(&mut self, lost: u64) {
+        let url = self.url.clone();
+        if std::mem::take(&mut self.is_told) {
+            let since = self.since(lost);
+            tracing::info!(url, lost = since, "traces reach {url} again; spans lost since that was last said: {since}");
+        } else if lost > self.lost && self.may_speak() {
+            let since = self.since(lost);
+            tracing::warn!(
+                url,
+                lost = since,
+                "spans are made faster than {url} takes them: {since} are lost. Requests are served as ever; a lower trace_sample_ratio makes fewer. \
+                 This is said once a minute at most"
+            );
+        }
+    }
+
+    fn may_speak(&mut self) -> bool {
+        let may = self.said.is_none_or(|said| said.elapsed() >= QUIET);
+        if may {
+            self.said = Some(Instant::now());
+        }
+        may
+    }
+
+    /// Spans lost since this was last asked.
+    fn since(&mut self, lost: u64) -> u64 {
+        lost - std::mem::replace(&mut self.lost, lost).min(lost)
+    }
+}
