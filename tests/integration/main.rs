@@ -36,6 +36,7 @@ mod limits;
 mod loss;
 mod metrics;
 mod names;
+mod otlp;
 mod quality;
 mod recorded;
 mod reload;
