@@ -1,5 +1,5 @@
-//! What clients and replicas say is nobody else's: through every surface and every error, nothing of it is in the log, at its most talkative, or on the admin
-//! port.
+//! What clients and replicas say is nobody else's: through every surface and every error, nothing of it is in the log, at its most talkative, on the admin port, or in a
+//! span.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::answers::{answer, chunk, event, hang, head, reset};
 use crate::client::Client;
 use crate::command::{Serving, program};
 use crate::replica::{Replica, Step};
-use crate::support::eventually;
+use crate::support::{eventually, samples};
 
 /// Whatever has this word in it must not be seen.
 const SECRET: &str = "sesame";
@@ -41,6 +41,7 @@ fn broken_stream() -> Vec<Step> {
 #[tokio::test]
 async fn nothing_of_what_passes_is_seen_anywhere_else() {
     let replica = Replica::start("a", |_| answer(200, "", SECRET));
+    let collector = Replica::start("collector", |_| answer(200, "content-type: application/x-protobuf\r\n", ""));
     let mut command = program();
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--replica", &format!("{};name=a", replica.url())]);
     for (key, value) in [
@@ -63,6 +64,7 @@ async fn nothing_of_what_passes_is_seen_anywhere_else() {
     ] {
         command.env(format!("PREFIX_ROUTER_{key}"), value);
     }
+    command.env("PREFIX_ROUTER_OTLP_ENDPOINT", collector.url());
     let serving = Serving::start(&mut command, &[&replica]).await;
     let send = async |method: &str, path: &str, fields: &str, body: &str| {
         let mut client = Client::connect(serving.traffic).await;
@@ -111,11 +113,13 @@ async fn nothing_of_what_passes_is_seen_anywhere_else() {
     let waits = async |timeout: &str| send("POST", chat, timeout, body).await.status;
     let waited = tokio::join!(waits(""), waits(""), waits(""), waits("x-prefix-router-timeout: 100ms\r\n"));
     let mut client = Client::connect(serving.traffic).await;
-    client.write(format!("POST {chat}?sesame HTTP/1.1\r\nhost: sesame\r\ncontent-length: 100\r\n\r\n{{\"sesame")).await;
+    client.write(format!("POST {chat}?sesame HTTP/1.1\r\nhost: router\r\ncontent-length: 100\r\n\r\n{{\"sesame")).await;
     let slow = client.response("POST").await.status;
     // A client that leaves, and a head that cannot be read.
     let mut client = Client::connect(serving.traffic).await;
+    replica.forget();
     client.start("POST", chat, FIELDS, body).await;
+    replica.has_requests(1).await;
     drop(client);
     replica.script(reset);
     let mut client = Client::connect(serving.traffic).await;
@@ -130,6 +134,20 @@ async fn nothing_of_what_passes_is_seen_anywhere_else() {
     for path in ["/metrics", "/api/v1/fleet", "/ready"] {
         let text = Client::connect(serving.admin).await.request("GET", path, "", "").await.text();
         assert!(!text.contains(SECRET), "{path}: {text}");
+    }
+    eventually("spans of all requests", async || {
+        let metrics = Client::connect(serving.admin).await.request("GET", "/metrics", "", "").await.text();
+        samples(&metrics, "prefix_router_spans_total", &[("result", "exported")])
+            == [samples(&metrics, "prefix_router_requests_total", &[]).iter().sum::<f64>()]
+    })
+    .await;
+    // That a request asks for a model is told there.
+    let spans = collector.requests();
+    assert!(!spans.is_empty());
+    for request in spans {
+        let text = String::from_utf8_lossy(&request.body).replace("sesame-model", "").to_lowercase();
+        let at = text.find(SECRET).map(|at| text.chars().skip(text[..at].chars().count().saturating_sub(60)).take(100).collect::<String>());
+        assert_eq!(at, None);
     }
     let told: Vec<String> = serving.log().into_iter().filter(|line| line.to_lowercase().contains(SECRET)).collect();
     assert!(told.is_empty(), "{told:#?}");
