@@ -71,3 +71,39 @@ impl Trouble {
         lost - std::mem::replace(&mut self.lost, lost).min(lost)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_same_is_said_once_a_minute() {
+        let mut trouble = Trouble::new("http://a/v1/traces".to_owned(), 3);
+        let mut said = Vec::new();
+        for second in 0..130 {
+            if trouble.may_speak() {
+                said.push(second);
+            }
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        assert_eq!(said, [0, 60, 120]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_over_is_said_once_and_only_where_there_was_something() {
+        let mut trouble = Trouble::new("http://a/v1/traces".to_owned(), 3);
+        trouble.is_over(3);
+        assert!(trouble.said.is_none() && !trouble.is_told);
+        trouble.tell("it is away", 5);
+        assert!(trouble.is_told);
+        assert_eq!(trouble.since(7), 2, "those that were told of before are not told again");
+        trouble.is_over(7);
+        assert!(!trouble.is_told);
+        // Lost without any failure: it is too slow. Not so soon again, though.
+        trouble.is_over(9);
+        assert_eq!(trouble.lost, 7);
+        tokio::time::advance(QUIET).await;
+        trouble.is_over(9);
+        assert_eq!(trouble.lost, 9);
+    }
+}

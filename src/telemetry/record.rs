@@ -214,7 +214,7 @@ impl Drop for Record {
             usage: self.usage,
         };
         self.metrics.finished(&finished, error);
-        let trace_id = self.trace.as_ref().and_then(|trace| trace.shown());
+        let trace_id = self.trace.as_ref().and_then(|trace| trace.shown(self.surface));
         if let Some(trace) = self.trace.take() {
             trace.end(self, status, error, first_byte, whole);
         }

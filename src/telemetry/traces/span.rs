@@ -110,9 +110,15 @@ impl Trace {
         self.overlap = overlap;
     }
 
-    /// The trace's number, for the log, where somebody finds it.
-    pub(in crate::telemetry) fn shown(&self) -> Option<String> {
-        self.context.is_sampled().then(|| format!("{:032x}", self.context.trace))
+    /// The trace's number, for the log, where the request has a span that can be found by it.
+    pub(in crate::telemetry) fn shown(&self, surface: Option<Surface>) -> Option<String> {
+        self.has_span(surface).then(|| format!("{:032x}", self.context.trace))
+    }
+
+    /// Those who only ask whether the router lives ask all the time, and nobody looks for them in a trace of their own.
+    fn has_span(&self, surface: Option<Surface>) -> bool {
+        let is_noise = matches!(surface, Some(Surface::Health | Surface::Ping)) && !self.is_continued();
+        self.context.is_sampled() && !is_noise
     }
 
     /// A replica failed, so long after the request began, and another one is tried.
@@ -132,9 +138,7 @@ impl Trace {
         first_byte: Option<Duration>,
         whole: Duration,
     ) {
-        // Those who only ask whether the router lives ask all the time, and nobody looks for them in a trace of their own.
-        let is_noise = matches!(record.surface, Some(Surface::Health | Surface::Ping)) && self.parent.is_none();
-        if !self.context.is_sampled() || is_noise {
+        if !self.has_span(record.surface) {
             return;
         }
         let mut span = Span {
