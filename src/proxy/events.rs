@@ -8,11 +8,15 @@ use hyper::header::CONTENT_LENGTH;
 use memchr::memmem;
 
 use super::error::ProxyError;
-use super::headers::is_plain;
 use crate::request::Dialect;
 
 /// What a stream of events says that it is.
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
+
+/// Whether an answer of that kind is a stream of events.
+pub(super) fn is_event_stream(kind: Option<&[u8]>) -> bool {
+    kind.is_some_and(|kind| kind.eq_ignore_ascii_case(EVENT_STREAM.as_bytes()))
+}
 
 /// So many of a stream's last bytes tell how it stands.
 const TAIL: usize = 64;
@@ -23,9 +27,9 @@ pub(super) struct Beginning {
 }
 
 impl Beginning {
-    /// That of an answer with these headers.
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        Self { is_stream: is_plain(headers, EVENT_STREAM) }
+    /// That of an answer of that kind.
+    pub(super) fn of(kind: Option<&[u8]>) -> Self {
+        Self { is_stream: is_event_stream(kind) }
     }
 
     /// Whether an answer begins with `data`, and, if so, whether it does because its prompt is computed: what comes whole does when it is over. Comments are
@@ -46,10 +50,10 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// What is to be known of an answer with these headers; `None` where it is no stream of events, or none to which one can be added.
-    pub(super) fn of(headers: &HeaderMap, dialect: Dialect) -> Option<Self> {
+    /// What is to be known of an answer of that kind with these headers; `None` where it is no stream of events, or none to which one can be added.
+    pub(super) fn of(kind: Option<&[u8]>, headers: &HeaderMap, dialect: Dialect) -> Option<Self> {
         // One cannot be added where the length is fixed.
-        let can_be_read = is_plain(headers, EVENT_STREAM) && !headers.contains_key(CONTENT_LENGTH);
+        let can_be_read = is_event_stream(kind) && !headers.contains_key(CONTENT_LENGTH);
         can_be_read.then(|| Self { dialect, tail: Vec::with_capacity(TAIL), over: false })
     }
 

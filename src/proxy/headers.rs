@@ -11,6 +11,7 @@ use hyper::header::{
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::http::request::Parts;
+use memchr::memchr;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
@@ -63,11 +64,11 @@ pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether the body is said to be of this kind, whatever its parameters, and is not compressed.
-pub(super) fn is_plain(headers: &HeaderMap, kind: &str) -> bool {
-    let named = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).and_then(|value| value.split(';').next());
-    named.is_some_and(|named| named.trim().eq_ignore_ascii_case(kind))
-        && headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+/// What kind the body is said to be of, without parameters; `None` where nothing is said, or where it is compressed.
+pub(super) fn plain_kind(headers: &HeaderMap) -> Option<&[u8]> {
+    let kind = headers.get(CONTENT_TYPE)?.as_bytes();
+    let is_plain = headers.get_all(CONTENT_ENCODING).iter().all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    is_plain.then(|| kind[..memchr(b';', kind).unwrap_or(kind.len())].trim_ascii())
 }
 
 /// The headers that `Connection` declares to be its own.

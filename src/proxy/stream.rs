@@ -49,10 +49,11 @@ impl Answer {
         // Each connection has its own version; the server knows what its client understands.
         self.head.version = Version::HTTP_11;
         record.status = Some(self.head.status);
-        let events = Events::of(&self.head.headers, dialect);
+        let kind = headers::plain_kind(&self.head.headers);
+        let events = Events::of(kind, &self.head.headers, dialect);
         record.streams = events.is_some() && self.head.status.is_success();
-        let usage = UsageReader::of(&self.head.headers);
-        let mut beginning = (self.is_good && slot.learns()).then(|| Beginning::of(&self.head.headers));
+        let usage = UsageReader::of(kind);
+        let mut beginning = (self.is_good && slot.learns()).then(|| Beginning::of(kind));
         if let Some(first) = self.first.as_ref().and_then(Frame::data_ref) {
             take_note(&mut beginning, &mut slot, first);
         }

@@ -10,11 +10,9 @@ mod tests;
 
 use std::sync::LazyLock;
 
-use hyper::HeaderMap;
 use memchr::{memchr2, memchr3, memmem, memrchr};
 
-use super::events::EVENT_STREAM;
-use super::headers::is_plain;
+use super::events::is_event_stream;
 use crate::request::Usage;
 use told::Told;
 
@@ -100,11 +98,11 @@ impl Form {
 }
 
 impl UsageReader {
-    /// A reader for an answer with these headers; `None` where it is of another kind, or compressed.
-    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
-        let form = if is_plain(headers, EVENT_STREAM) {
+    /// A reader for an answer of that kind; `None` where it cannot be read.
+    pub(super) fn of(kind: Option<&[u8]>) -> Option<Self> {
+        let form = if is_event_stream(kind) {
             Form::Events
-        } else if is_plain(headers, "application/json") {
+        } else if kind?.eq_ignore_ascii_case(b"application/json") {
             Form::Document
         } else {
             return None;
