@@ -27,6 +27,9 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 const SPANS: &str = "prefix_router_spans_total";
 
+/// How a server answers.
+type Script = fn(&Request) -> Vec<Step>;
+
 /// Takes spans as OTLP has it.
 fn taken(_: &Request) -> Vec<Step> {
     answer(200, "content-type: application/x-protobuf\r\n", "")
@@ -315,7 +318,7 @@ async fn what_goes_wrong_and_whose_fault_it_is() {
     let replica = Replica::start("a", ok);
     let collector = Collector::start(taken);
     let router = Router::start_blind(&[&replica], &[collector.setting(), ("retries", "0"), ("eject_failures", "1000")]).await;
-    let cases: [(fn(&Request) -> Vec<Step>, i64, Option<&str>, bool); 6] = [
+    let cases: [(Script, i64, Option<&str>, bool); 6] = [
         (|_| answer(500, "", "no"), 500, Some("500"), true),
         (|_| answer(503, "", "no"), 503, Some("503"), true),
         (|_| answer(422, "", "no"), 422, None, false),
@@ -456,7 +459,7 @@ async fn a_collector_that_is_busy_is_asked_again_and_one_that_talks_nonsense_is_
     let ids: HashSet<Vec<u8>> = collector.spans().into_iter().map(|span| span.span_id).collect();
     assert_eq!(ids.len(), 1);
 
-    let nonsense: [fn(&Request) -> Vec<Step>; 4] = [
+    let nonsense: [Script; 4] = [
         |_| answer(200, "content-type: text/html\r\n", "<html>welcome</html>"),
         |_| answer(404, "", ""),
         |_| answer(400, "", "what?"),
