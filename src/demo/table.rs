@@ -52,9 +52,30 @@ pub(super) fn render(comparison: &Comparison) -> String {
     let problems: String = comparison
         .strategies
         .iter()
-        .flat_map(|measured| measured.problems().into_iter().map(|problem| format!("{}: {problem}\n", measured.strategy)))
+        .flat_map(|measured| measured.problems().into_iter().map(|problem| in_lines(&format!("{}: {problem}", measured.strategy))))
         .collect();
     format!("\n{}\n{table}\n\n{}\n{problems}{}", heading(comparison), shares(&comparison.strategies), conclusion(comparison))
+}
+
+/// Columns that a terminal has at least.
+const COLUMNS: usize = 80;
+
+/// A sentence in lines that are no wider than that, unless one of its words is.
+fn in_lines(sentence: &str) -> String {
+    let (mut lines, mut width) = (String::new(), 0);
+    for word in sentence.split_whitespace() {
+        let length = word.chars().count();
+        if width > 0 && width + 1 + length > COLUMNS {
+            lines.push_str("\n  ");
+            width = 2;
+        } else if width > 0 {
+            lines.push(' ');
+            width += 1;
+        }
+        lines.push_str(word);
+        width += length;
+    }
+    lines + "\n"
 }
 
 fn heading(comparison: &Comparison) -> String {
@@ -147,4 +168,18 @@ fn ms(time: f64) -> String {
 
 fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_are_broken_between_words() {
+        assert_eq!(in_lines("random: all is well"), "random: all is well\n");
+        let long = in_lines(&"word ".repeat(40));
+        assert!(long.lines().all(|line| line.chars().count() <= COLUMNS) && long.lines().count() == 3, "{long}");
+        assert_eq!(long.split_whitespace().count(), 40);
+        assert_eq!(in_lines(&"x".repeat(100)), "x".repeat(100) + "\n");
+    }
 }
