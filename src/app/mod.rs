@@ -327,7 +327,7 @@ fn listener(proxy: Arc<OnceLock<Weak<Proxy>>>, metrics: Arc<Metrics>) -> Listene
 
 /// What the chooser goes by. That the prefix has no fixed length concerns the key and the choice.
 fn choosing(config: &Config) -> routing::Settings {
-    routing::Settings { prefix_length: config.key.prefix_length, ..config.routing.clone() }
+    routing::Settings { prefix_length: config.key.prefix_length, studies: config.metrics.on, ..config.routing.clone() }
 }
 
 /// What requests go by; the chooser is kept where its settings have not changed, with all that it has learnt.

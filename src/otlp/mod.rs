@@ -99,6 +99,8 @@ pub struct Exporter {
     metrics: Arc<Metrics>,
     /// Kept open between messages.
     connection: Option<Connection>,
+    /// Spans of the message under way.
+    in_hand: u64,
     trouble: Trouble,
 }
 
@@ -119,7 +121,7 @@ impl Exporter {
         ];
         let resource = Resource { attributes, ..Resource::default() };
         let trouble = Trouble::new(endpoint.to_string(), metrics.lost_spans());
-        Self { endpoint, names, resource, spans, metrics, connection: None, trouble }
+        Self { endpoint, names, resource, spans, metrics, connection: None, in_hand: 0, trouble }
     }
 
     /// Sends until `stop`, and then what is left, as far as that goes in good time.
@@ -131,13 +133,19 @@ impl Exporter {
         };
         tokio::select! {
             () = self.work(&stop) => {}
-            () = late => tracing::warn!(url, "the last spans are lost: {url} did not take them within {LAST_WORDS:?}"),
+            () = late => {
+                let lost = self.in_hand + self.spans.len() as u64;
+                self.metrics.sent_spans(0, lost);
+                tracing::warn!(url, spans = lost, "the last {lost} spans are lost: {url} did not take them within {LAST_WORDS:?}");
+            }
         }
     }
 
     async fn work(&mut self, stop: &CancellationToken) {
         while let Some(batch) = self.gather(stop).await {
+            self.in_hand = batch.len() as u64;
             self.deliver(batch, stop).await;
+            self.in_hand = 0;
         }
     }
 

@@ -18,6 +18,12 @@ pub(super) fn is_event_stream(kind: Option<&[u8]>) -> bool {
     kind.is_some_and(|kind| kind.eq_ignore_ascii_case(EVENT_STREAM.as_bytes()))
 }
 
+/// Whether a piece of a stream of events has more than comments.
+pub(super) fn says_something(data: &[u8]) -> bool {
+    let says = |line: &[u8]| !line.trim_ascii().is_empty() && !line.starts_with(b":");
+    data.split(|&byte| byte == b'\n' || byte == b'\r').any(says)
+}
+
 /// So many of a stream's last bytes tell how it stands.
 const TAIL: usize = 64;
 
@@ -35,8 +41,7 @@ impl Beginning {
     /// Whether an answer begins with `data`, and, if so, whether it does because its prompt is computed: what comes whole does when it is over. Comments are
     /// sent while nothing has been done yet, to keep the connection open.
     pub(super) fn begins(&self, data: &[u8]) -> Option<bool> {
-        let says = |line: &[u8]| !line.trim_ascii().is_empty() && !line.starts_with(b":");
-        (!self.is_stream || data.split(|&byte| byte == b'\n' || byte == b'\r').any(says)).then_some(self.is_stream)
+        (!self.is_stream || says_something(data)).then_some(self.is_stream)
     }
 }
 

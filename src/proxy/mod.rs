@@ -34,7 +34,6 @@ use hyper::{Method, Request};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::fleet::PoolName;
 use crate::live::LiveFleet;
 use crate::request::{self, Ask, Dialect, Refusal, Surface};
 use crate::routing::{Aim, Chooser};
@@ -246,7 +245,7 @@ impl Proxy {
             if head.method == Method::POST { self.read(rules, surface, &bytes, identifier, record) } else { Default::default() };
         ask.priority = priority.unwrap_or(ask.priority);
         if let Some(trace) = &mut record.trace {
-            trace.asks(&ask, self.is_listed(&ask));
+            trace.asks(&ask, ask.model.as_deref().is_some_and(|model| self.parties.fleet.view().lists(model)));
         }
         if ask.too_deep {
             self.parties.metrics.hit(Limit::MaxJsonDepth);
@@ -280,11 +279,6 @@ impl Proxy {
             }
         }
         (ask, aim)
-    }
-
-    /// Whether a replica lists the model that is asked for.
-    fn is_listed(&self, ask: &Ask) -> bool {
-        matches!(self.parties.fleet.view().pool_name(ask.model.as_deref()), PoolName::Model(_))
     }
 
     /// What the head alone tells: the surface, or why the request is refused before its body is asked for.

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use super::admission::Slot;
 use super::answer::{Answer, Busy, Patience};
 use super::error::ProxyError;
-use super::events::{Beginning, Events};
+use super::events::{Beginning, Events, is_event_stream, says_something};
 use super::response::{Body, Response};
 use super::usage::UsageReader;
 use super::{Parties, Settings, headers, name_choice};
@@ -51,7 +51,8 @@ impl Answer {
         record.status = Some(self.head.status);
         let kind = headers::plain_kind(&self.head.headers);
         let events = Events::of(kind, &self.head.headers, dialect);
-        record.streams = events.is_some() && self.head.status.is_success();
+        record.streams =
+            is_event_stream(kind) && self.head.status.is_success() && record.surface.is_some_and(|surface| !surface.begins_early());
         let usage = UsageReader::of(kind);
         let mut beginning = (self.is_good && slot.learns()).then(|| Beginning::of(kind));
         if let Some(first) = self.first.as_ref().and_then(Frame::data_ref) {
@@ -241,7 +242,7 @@ impl ResponseBody {
         // Trailers are the last piece; nobody asks for more after them.
         let Some(data) = frame.data_ref() else { return self.end() };
         if let Some(work) = &mut self.work {
-            work.record.passed_on(data.len());
+            work.record.passed_on(data, says_something);
             work.slot.first_byte();
             take_note(&mut work.beginning, &mut work.slot, data);
             if std::mem::take(&mut work.is_awaited) {

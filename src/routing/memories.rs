@@ -27,33 +27,41 @@ struct Memories {
     pools: RwLock<HashMap<PoolName, Kept>>,
     /// Requests with a key to all pools.
     requests: AtomicU64,
+    /// Whether the prefix has a fixed length.
+    is_fixed: bool,
 }
 
 /// What a prompt's key is: as much of the prompt as its pool's traffic decides, or as its fixed length leaves.
 #[derive(Debug)]
 pub(super) struct Keys {
     memories: Memories,
-    /// Then what is remembered places nothing: routers that share nothing agree on all homes. It shows how well the length fits.
-    is_fixed: bool,
+    fixed: Option<Fixed>,
+}
+
+/// Where the length is fixed what is remembered places nothing: routers that share nothing agree on all homes. It shows how well the length fits.
+#[derive(Debug)]
+struct Fixed {
+    /// Whether anybody wants to know.
+    is_studied: bool,
 }
 
 impl Keys {
-    pub(super) fn new(prefix_length: OrAuto<PrefixLength>) -> Self {
-        Self { memories: Memories::default(), is_fixed: matches!(prefix_length, OrAuto::Fixed(_)) }
+    pub(super) fn new(prefix_length: OrAuto<PrefixLength>, studies: bool) -> Self {
+        let fixed = prefix_length.fixed().map(|_| Fixed { is_studied: studies });
+        Self { memories: Memories { is_fixed: fixed.is_some(), ..Memories::default() }, fixed }
     }
 
     /// What a prompt with these boundaries is placed by. It is counted. `None` where it has no boundary.
     pub(super) fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
-        if self.is_fixed {
-            let first = boundaries.first()?;
-            return Some(Sight { fit: self.memories.study(boundaries, pool), ..first.key.into() });
-        }
-        self.memories.look(boundaries, pool)
+        let Some(fixed) = &self.fixed else { return self.memories.look(boundaries, pool) };
+        let first = boundaries.first()?;
+        let fit = if fixed.is_studied { self.memories.study(boundaries, pool) } else { None };
+        Some(Sight { fit, ..first.key.into() })
     }
 
     /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.
     pub(super) fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
-        self.memories.is_enough(boundary, pool)
+        self.fixed.as_ref().is_some_and(|fixed| !fixed.is_studied) || self.memories.is_enough(boundary, pool)
     }
 
     /// Keeps in mind where a key went that was first seen `at` that time, where that is of use.
@@ -146,7 +154,7 @@ impl Memories {
             let longest = pools.iter().min_by_key(|(_, kept)| kept.asked.load(Ordering::Relaxed)).map(|(name, _)| name.clone());
             longest.map(|name| pools.remove(&name));
         }
-        pools.entry(pool.clone()).or_insert_with(|| Kept { memory: Mutex::new(Memory::new()), asked: AtomicU64::new(now) });
+        pools.entry(pool.clone()).or_insert_with(|| Kept { memory: Mutex::new(Memory::new(self.is_fixed)), asked: AtomicU64::new(now) });
     }
 
     /// Gives a pool twice the room, where that is within the bound; else what others no longer need.

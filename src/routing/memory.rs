@@ -53,6 +53,8 @@ pub(super) struct Memory {
     grows_from: u64,
     /// Those that requests are placed by.
     top: TopKeys,
+    /// Whether the prefix has a fixed length.
+    is_fixed: bool,
 }
 
 /// What a request's prompt is placed by, and what is known of that.
@@ -83,8 +85,8 @@ pub(super) struct Crowded {
 }
 
 impl Memory {
-    pub(super) fn new() -> Self {
-        Self { table: Table::new(), requests: 0, weight: 0.0, reuse: (0.0, 0.0), grows_from: 0, top: TopKeys::new() }
+    pub(super) fn new(is_fixed: bool) -> Self {
+        Self { table: Table::new(), requests: 0, weight: 0.0, reuse: (0.0, 0.0), grows_from: 0, top: TopKeys::new(), is_fixed }
     }
 
     /// Takes note of a request to a pool of so many members. The first of its boundaries that is not hot is the one that it is placed by, or the last;
@@ -171,6 +173,10 @@ impl Memory {
     /// What the clock and the limit are for the next request.
     fn next(&self, members: usize) -> Step {
         let weight = self.weight * ONE_STEP + 1.0;
+        // One replica gets everything: how prompts that are placed there by a fixed length could be divided is of no use.
+        if self.is_fixed && members < 2 {
+            return Step { requests: self.requests + 1, weight, limit: f64::INFINITY };
+        }
         // Rounded up, so that one replica more or less mostly moves no boundary.
         let limit = (HOT_SHARE * (weight + PRIOR) / members.max(LEAST_MEMBERS).next_power_of_two() as f64).max(LEAST_LIMIT);
         Step { requests: self.requests + 1, weight, limit }
@@ -344,7 +350,7 @@ mod tests {
         /// Whoever reads a prompt only as far as it is asked for gets what a whole one would get.
         #[test]
         fn what_lies_beyond_enough_changes_nothing(stream in prop::collection::vec((0_u64..4, 0_u64..8, 1_usize..5), 1..1_500), members in 1_usize..40) {
-            let (mut whole, mut part) = (Memory::new(), Memory::new());
+            let (mut whole, mut part) = (Memory::new(false), Memory::new(false));
             for (tree, branch, depth) in stream {
                 let keys: Vec<u64> = (0..depth as u64).map(|level| 1 + tree + 10 * level * (1 + branch * u64::from(level > 1))).collect();
                 let all = boundaries(&keys);
@@ -380,7 +386,7 @@ mod tests {
         for (members, before, expected) in
             [(8, 8_000, 34), (7, 8_000, 34), (5, 8_000, 34), (9, 8_000, 17), (64, 8_000, 5), (8, 10, 5), (2, 8_000, 34), (2, 150, 7)]
         {
-            let mut memory = Memory::new();
+            let mut memory = Memory::new(false);
             for step in 0..before {
                 look(&mut memory, &[step + 1_000], members);
             }
@@ -391,7 +397,7 @@ mod tests {
 
     #[test]
     fn the_shallowest_boundary_that_is_not_hot_places_a_request() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(false);
         let depths: Vec<u32> = (0..12).map(|_| look(&mut memory, &[1, 2, 3], 8).boundary.depth).collect();
         assert_eq!(depths, [1_024, 1_024, 1_024, 1_024, 2_048, 2_048, 2_048, 2_048, 4_096, 4_096, 4_096, 4_096]);
         assert_eq!(look(&mut memory, &[1, 2], 8).boundary.depth, 2_048, "the last, though it is hot");
@@ -400,7 +406,7 @@ mod tests {
 
     #[test]
     fn what_lies_behind_the_boundary_is_not_counted() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(false);
         for _ in 0..4 {
             look(&mut memory, &[1, 2], 8);
         }
@@ -410,7 +416,7 @@ mod tests {
 
     /// What a fixed length comes to for prompts whose keys at it, and at each further length, are these.
     fn fits(prompts: impl IntoIterator<Item = Vec<u64>>, members: usize) -> HashMap<Fit, usize> {
-        let (mut memory, mut fits) = (Memory::new(), HashMap::new());
+        let (mut memory, mut fits) = (Memory::new(true), HashMap::new());
         for keys in prompts {
             let (fit, crowded) = memory.study(&boundaries(&keys), members).expect("there is a boundary");
             crowded.into_iter().for_each(|crowded| memory.grow(crowded));
@@ -452,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_hot_boundary_cools_at_half_of_the_limit() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(false);
         others(&mut memory, 8_000);
         while look(&mut memory, &[1, 2], 8).boundary.depth < 2_048 {}
         let count = |memory: &mut Memory| memory.table.get_mut(1).map_or(0.0, |entry| entry.count);
@@ -471,7 +477,7 @@ mod tests {
     #[test]
     fn a_key_is_known_for_4000_requests() {
         for (between, known) in [(0, true), (3_998, true), (3_999, false)] {
-            let mut memory = Memory::new();
+            let mut memory = Memory::new(false);
             let first = look(&mut memory, &[1], 8);
             assert_eq!(first.known, None);
             memory.remember(1, first.at, 7);
@@ -485,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_home_is_not_remembered_once_the_key_was_asked_for_again() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(false);
         let first = look(&mut memory, &[1], 8);
         let second = look(&mut memory, &[1], 8);
         assert_eq!(second.known, Some(0));
@@ -497,7 +503,7 @@ mod tests {
 
     #[test]
     fn reuse_is_the_share_of_known_keys_and_told_once_there_is_evidence() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(false);
         for step in 0..START - 1 {
             assert_eq!(look(&mut memory, &[step + 1], 8).reuse, None, "{step}");
         }
@@ -508,7 +514,7 @@ mod tests {
         let reuse = memory.reuse().expect("much was seen");
         assert!((0.2..0.3).contains(&reuse), "{reuse}");
         // The average is not drawn to where it began.
-        let mut other = Memory::new();
+        let mut other = Memory::new(false);
         for _ in 0..11 {
             look(&mut other, &[1], 8);
         }

@@ -48,6 +48,8 @@ pub struct Settings {
     pub overflow: OrAuto<Overflow>,
     /// How much of a prompt makes the key, as in [`request::Settings`](crate::request::Settings): where that is worked out, `prefix_aware` does it.
     pub prefix_length: OrAuto<PrefixLength>,
+    /// Whether it is watched how well a prefix of fixed length fits. (One that is worked out is watched in any case.)
+    pub studies: bool,
     /// How many routers send to these replicas, this one included; 0 where nobody says. One alone may place more freely what it has never seen.
     pub routers: u32,
     /// Bytes that `cache_aware` may take to remember what the replicas of all pools hold.
@@ -61,6 +63,7 @@ impl Default for Settings {
             concurrency_threshold: OrAuto::Auto,
             overflow: OrAuto::Auto,
             prefix_length: OrAuto::Auto,
+            studies: true,
             routers: 0,
             index_memory: 64 << 20,
         }
@@ -253,6 +256,12 @@ pub trait Strategy: Send + Sync {
         None
     }
 
+    /// From how many outstanding requests on a replica's gate is closed now, by incarnation; those that have no gate are not there.
+    fn thresholds(&self, pool: &Pool, now: Instant) -> Vec<(u64, u64)> {
+        let _ = (pool, now);
+        Vec::new()
+    }
+
     /// What there is to be seen of it.
     fn insight(&self, pool: &Pool, now: Instant) -> Insight {
         let _ = (pool, now);
@@ -357,6 +366,11 @@ impl Chooser {
             Aim::ByLoad => None,
             _ => self.strategy.estimate(aim, candidates),
         }
+    }
+
+    /// From how many outstanding requests on a replica's gate is closed now, by incarnation; those that have no gate are not there.
+    pub fn thresholds(&self, pool: &Pool, now: Instant) -> Vec<(u64, u64)> {
+        self.strategy.thresholds(pool, now)
     }
 
     /// What there is to be seen of the strategy's work for `pool`. It costs time in proportion to the pool.

@@ -48,7 +48,7 @@ impl PrefixAware {
         Self {
             gate: settings.concurrency_threshold.into(),
             overflow,
-            keys: Keys::new(settings.prefix_length),
+            keys: Keys::new(settings.prefix_length, settings.studies),
             first_sight: Rule { is_alone: settings.routers == 1 },
         }
     }
@@ -149,12 +149,16 @@ impl Strategy for PrefixAware {
         Some(Choice { first_sight: home.first_sight, ..choice })
     }
 
-    fn insight(&self, pool: &Pool, now: Instant) -> Insight {
+    fn thresholds(&self, pool: &Pool, now: Instant) -> Vec<(u64, u64)> {
         let candidates = Candidates::new(pool, &[], now);
         let thresholds = self.gate.thresholds(&candidates);
         let all = candidates.iter().map(|replica| (replica.incarnation(), thresholds.of(replica)));
+        all.filter(|&(_, threshold)| threshold < u64::MAX).collect()
+    }
+
+    fn insight(&self, pool: &Pool, now: Instant) -> Insight {
         Insight {
-            thresholds: all.filter(|&(_, threshold)| threshold < u64::MAX).collect(),
+            thresholds: self.thresholds(pool, now),
             reuse: self.keys.reuse(pool.name()),
             top_key_share: self.keys.top_share(pool.name()),
             ..Insight::default()

@@ -98,7 +98,8 @@ impl Placement {
                 value.into_iter().for_each(|value| gauge.with_label_values(&label).set(value));
             }
         }
-        for (replica, threshold) in thresholds(fleet, &insights) {
+        let thresholds: Vec<_> = insights.into_iter().map(|(pool, insight)| (pool, insight.thresholds)).collect();
+        for (replica, threshold) in lowest(fleet, &thresholds) {
             self.threshold.with_label_values(&[replica.name()]).set(i64::try_from(threshold).unwrap_or(i64::MAX));
         }
     }
@@ -106,7 +107,9 @@ impl Placement {
     /// Counts the time since this was done last, where a replica's gate is closed now.
     pub(super) fn count_saturation(&self, fleet: &Snapshot, since: Duration) {
         let Some(chooser) = self.chooser.load_full() else { return };
-        for (replica, threshold) in thresholds(fleet, &insights(&chooser, fleet)) {
+        let now = Instant::now();
+        let thresholds: Vec<_> = fleet.pools().map(|pool| (pool, chooser.thresholds(pool, now))).collect();
+        for (replica, threshold) in lowest(fleet, &thresholds) {
             let closed = if replica.outstanding() >= threshold { since } else { Duration::ZERO };
             self.saturated.with_label_values(&[replica.name()]).inc_by(closed.as_secs_f64());
         }
@@ -126,12 +129,12 @@ fn insights<'a>(chooser: &Chooser, fleet: &'a Snapshot) -> Vec<(&'a Pool, Insigh
     pools.into_iter().map(|pool| (pool, chooser.insight(pool, now))).collect()
 }
 
-/// The thresholds of those that have a gate: where models have their own pools, the lowest.
-fn thresholds<'a>(fleet: &'a Snapshot, insights: &[(&Pool, Insight)]) -> Vec<(&'a Arc<Replica>, u64)> {
+/// The thresholds of those that have a gate, from what each pool has: the lowest.
+fn lowest<'a>(fleet: &'a Snapshot, thresholds: &[(&Pool, Vec<(u64, u64)>)]) -> Vec<(&'a Arc<Replica>, u64)> {
     let mut lowest: HashMap<u64, u64> = HashMap::new();
     // Requests that name no model go by the pool of all replicas: it counts where there is no other.
-    let of_models = insights.iter().filter(|(pool, _)| insights.len() == 1 || *pool.name() != PoolName::All);
-    for (incarnation, threshold) in of_models.flat_map(|(_, insight)| insight.thresholds.iter().copied()) {
+    let of_models = thresholds.iter().filter(|(pool, _)| thresholds.len() == 1 || *pool.name() != PoolName::All);
+    for &(incarnation, threshold) in of_models.flat_map(|(_, thresholds)| thresholds) {
         lowest.entry(incarnation).and_modify(|lowest| *lowest = threshold.min(*lowest)).or_insert(threshold);
     }
     fleet.replicas().iter().filter_map(|replica| Some((replica, *lowest.get(&replica.incarnation())?))).collect()

@@ -61,8 +61,10 @@ pub struct Record {
     pub usage: Option<Usage>,
     /// What went wrong, as the `x-prefix-router-error` header names it.
     pub error: Option<&'static str>,
-    /// Whether its answer is good and comes piece by piece.
+    /// Whether its answer is good and comes piece by piece, the first when its prompt is computed.
     pub streams: bool,
+    /// When such an answer first said something.
+    first_token: Option<Instant>,
     /// Its place in a trace, where traces are on.
     pub trace: Option<Box<Trace>>,
     first_byte: Option<Instant>,
@@ -106,6 +108,7 @@ impl Record {
             streams: false,
             trace: None,
             first_byte: None,
+            first_token: None,
             last_piece: None,
             gaps: None,
             read: None,
@@ -170,14 +173,18 @@ impl Record {
         self.begun
     }
 
-    /// Takes note of a piece of the answer's body.
-    pub fn passed_on(&mut self, bytes: usize) {
-        self.response_bytes += bytes as u64;
-        if bytes == 0 || self.first_byte.is_some() && !self.streams {
+    /// Takes note of a piece of the answer's body. Of a stream of events, `says` is asked whether it says something: comments keep a connection open.
+    pub fn passed_on(&mut self, data: &[u8], says: impl Fn(&[u8]) -> bool) {
+        self.response_bytes += data.len() as u64;
+        if data.is_empty() || self.first_byte.is_some() && !self.streams {
             return;
         }
         let now = Instant::now();
         self.first_byte.get_or_insert(now);
+        if !self.streams || !says(data) {
+            return;
+        }
+        self.first_token.get_or_insert(now);
         if let Some(last) = self.last_piece.replace(now)
             && self.metrics.is_on()
         {
@@ -206,8 +213,8 @@ impl Drop for Record {
             strategy: self.strategy,
             reason: self.reason,
             status,
-            streamed: self.streams,
             first_byte,
+            first_token: self.first_token.map(|at| at - self.begun),
             whole,
             overhead: self.overhead,
             prompt_bytes: self.prompt_bytes,

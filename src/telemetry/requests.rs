@@ -38,9 +38,9 @@ pub(super) struct Finished {
     pub(super) reason: Option<Reason>,
     /// What the client was told; 499 where it left.
     pub(super) status: u16,
-    /// Whether its answer was good and came piece by piece.
-    pub(super) streamed: bool,
     pub(super) first_byte: Option<Duration>,
+    /// Of a good answer that comes piece by piece.
+    pub(super) first_token: Option<Duration>,
     pub(super) whole: Duration,
     /// What the router itself took, where it was sent on.
     pub(super) overhead: Option<Duration>,
@@ -180,7 +180,8 @@ impl Requests {
 
     /// Counts a request that is over.
     pub(super) fn count(&self, request: &Finished) {
-        let labels = Labels::new(request.model, request.strategy, request.surface, request.reason, class(request.status));
+        let labels =
+            Labels::new(self.models.current(request.model), request.strategy, request.surface, request.reason, class(request.status));
         self.counts.with(
             labels.number(),
             || self.requests.with_label_values(&labels.of_request(&self.models.name(labels.model))),
@@ -195,13 +196,10 @@ impl Requests {
         observe(&self.durations, &self.duration, request.whole);
         if let Some(first_byte) = request.first_byte {
             observe(&self.first_bytes, &self.first_byte, first_byte);
-            if request.streamed {
-                self.first_tokens.with(
-                    labels.reason.into(),
-                    || self.first_token.with_label_values(&[labels.reason()]),
-                    |histogram| histogram.observe(first_byte.as_secs_f64()),
-                );
-            }
+        }
+        if let Some(first_token) = request.first_token {
+            let make = || self.first_token.with_label_values(&[labels.reason()]);
+            self.first_tokens.with(labels.reason.into(), make, |histogram| histogram.observe(first_token.as_secs_f64()));
         }
         if let Some(overhead) = request.overhead {
             self.overhead.observe(overhead.as_secs_f64());
@@ -235,17 +233,17 @@ impl Requests {
 
     /// Removes the series of models that nobody lists any more.
     pub(super) fn sweep(&self, fleet: &Snapshot) {
-        for (gone, name) in self.models.keep_those_of(fleet) {
+        self.models.keep_those_of(fleet, |gone, name| {
             let is_other = |number: u64| Labels::of_number(number).model != gone;
             self.counts.retain(is_other, |number| {
-                let _ = self.requests.remove_label_values(&Labels::of_number(number).of_request(&name));
+                let _ = self.requests.remove_label_values(&Labels::of_number(number).of_request(name));
             });
             self.token_counts.retain(is_other, |number| {
                 for kind in TOKENS {
-                    let _ = self.tokens.remove_label_values(&[&name, Labels::of_number(number).reason(), kind]);
+                    let _ = self.tokens.remove_label_values(&[name, Labels::of_number(number).reason(), kind]);
                 }
             });
-        }
+        });
     }
 }
 
@@ -292,8 +290,8 @@ mod tests {
             strategy: StrategyName::PrefixAware,
             reason: Some(Reason::Home),
             status: 200,
-            streamed: true,
             first_byte: Some(Duration::from_millis(3)),
+            first_token: Some(Duration::from_millis(3)),
             whole: Duration::from_millis(7),
             overhead: Some(Duration::from_micros(40)),
             prompt_bytes: Some(1_000),

@@ -53,7 +53,19 @@ async fn the_times_of_a_stream_are_counted_by_reason() {
     let pause = Duration::from_millis(120);
     let replica = Replica::start("a", move |_| {
         let sleep = Step::Sleep(pause);
-        vec![head(), sleep.clone(), chunk(event(0)), sleep.clone(), chunk(event(1)), sleep, chunk(event(2)), last_chunk()]
+        let open = chunk(": keep open\n\n");
+        vec![
+            head(),
+            open.clone(),
+            sleep.clone(),
+            chunk(event(0)),
+            sleep.clone(),
+            open,
+            chunk(event(1)),
+            sleep,
+            chunk(event(2)),
+            last_chunk(),
+        ]
     });
     let router = Router::start(&[&replica], &[]).await;
     router.post(CHAT, chat("m", "x")).await;
@@ -73,7 +85,10 @@ async fn the_times_of_a_stream_are_counted_by_reason() {
         steps
     });
     assert_eq!(router.post(CHAT, chat("m", "x")).await.status, 400);
-    router.has_metric("prefix_router_time_to_first_byte_seconds_count", &home, 3.0).await;
+    // The first event of this surface comes before the prompt is computed.
+    replica.script(|_| stream(2, Duration::ZERO));
+    router.post("/v1/responses", r#"{"model":"m","input":"x","stream":true}"#).await;
+    router.has_metric("prefix_router_time_to_first_byte_seconds_count", &home, 4.0).await;
     assert_eq!(sum(&router, "prefix_router_time_to_first_token_seconds_count", &[]).await, 1.0);
     assert_eq!(sum(&router, "prefix_router_inter_chunk_seconds_count", &[]).await, 2.0);
 }

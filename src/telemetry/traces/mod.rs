@@ -92,12 +92,16 @@ fn state(headers: &HeaderMap) -> String {
     if state.len() > MOST_OF_A_STATE { String::new() } else { state }
 }
 
-/// The host and the port that the client asked for.
+/// The host and the port that the client asked for; a longer one than a name may be is no name.
 fn server(head: &Parts) -> Option<(String, Option<u16>)> {
     let of_header = || head.headers.get(HOST)?.to_str().ok()?.parse().ok();
     let authority = head.uri.authority().cloned().or_else(of_header)?;
-    Some((authority.host().trim_matches(['[', ']']).to_owned(), authority.port_u16()))
+    let host = authority.host().trim_matches(['[', ']']);
+    (host.len() <= MOST_OF_A_HOST).then(|| (host.to_owned(), authority.port_u16()))
 }
+
+/// Bytes of a name in the DNS, at most.
+const MOST_OF_A_HOST: usize = 255;
 
 #[cfg(test)]
 mod tests {
@@ -167,6 +171,7 @@ mod tests {
     #[test]
     fn what_the_client_asked_for_and_what_others_keep() {
         let authority = |host: &str| server(&head(&[("host", host)]));
+        assert_eq!(authority(&"a".repeat(256)), None, "a span keeps no more of a client's head than a name");
         assert_eq!(authority("router.test:8080"), Some(("router.test".to_owned(), Some(8_080))));
         assert_eq!(authority("[::1]"), Some(("::1".to_owned(), None)));
         assert_eq!(authority("a b"), None);
