@@ -136,7 +136,7 @@ impl Exporter {
             () = late => {
                 let lost = self.in_hand + self.spans.len() as u64;
                 self.metrics.sent_spans(0, lost);
-                tracing::warn!(url, spans = lost, "the last {lost} spans are lost: {url} did not take them within {LAST_WORDS:?}");
+                tracing::warn!(url, spans = lost, "the last spans are lost, {lost} of them: {url} did not take them within {LAST_WORDS:?}");
             }
         }
     }
