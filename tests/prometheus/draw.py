@@ -3,8 +3,9 @@
 import argparse
 import math
 import pathlib
+import signal
+import sys
 import tempfile
-import textwrap
 import time
 
 import matplotlib
@@ -46,7 +47,7 @@ class Demo:
         replicas = [f"{url};name=r{number};models={self.MODELS[number - 1]}" for number, url in urls.items()]
         one = processes.router("router-1", replicas)
         other = processes.router("router-2", replicas, strategy="cache_aware", hold="20ms")
-        prometheus = processes.prometheus({"router-1": one[1], "router-2": other[1]}, "2s")
+        prometheus = processes.prometheus({"router-1": one[1], "router-2": other[1]})
         begun = time.time()
 
         def until(seconds):
@@ -255,6 +256,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--format", default="svg", choices=["svg", "png"])
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     plt.rcParams["font.family"] = ["DejaVu Sans", "sans-serif"]
     with tempfile.TemporaryDirectory() as folder, Processes(folder, arguments.router, arguments.prometheus) as processes:
         prometheus, begun, ended = Demo(processes).run()

@@ -33,11 +33,11 @@ def eventually(what, is_so, patience=PATIENCE):
     return found
 
 
-def in_seconds(rules):
-    """The rules with a minute for a second: `for`, ranges and offsets, and nothing else."""
+def quickened(rules):
+    """The rules with two seconds for each minute in `for`, ranges and offsets, and with nothing else changed."""
     unit = {"m": "s", "h": "m"}
-    length = r"(\d+)([mh])"
-    return re.sub(rf"(for: |\[|offset ){length}(?=[\]\s)]|$)", lambda found: f"{found[1]}{found[2]}{unit[found[3]]}", rules, flags=re.M)
+    lengths = r"(for: |\[|offset )(\d+)([mh])(?=[\]\s)]|$)"
+    return re.sub(lengths, lambda found: f"{found[1]}{2 * int(found[2])}{unit[found[3]]}", rules, flags=re.M)
 
 
 class Processes:
@@ -77,13 +77,14 @@ class Processes:
         log = self.start(name, command, PREFIX_ROUTER_REPLICAS=",".join(replicas), **environment)
         return self.says(name, log, r"listening on (127\.0\.0\.1:\d+), metrics on (127\.0\.0\.1:\d+)")
 
-    def prometheus(self, routers, interval="500ms", rules=in_seconds):
+    def prometheus(self, routers, rules=quickened):
         """A fresh one that asks these routers, by name, and has the project's rules, as `rules` makes them out of the files."""
         for file in RULES.glob("*.yml"):
             (self.folder / file.name).write_text(rules(file.read_text()))
         targets = [{"targets": [admin], "labels": {"instance": name}} for name, admin in routers.items()]
         config = {
-            "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
+            # As long a timeout as may be: on a machine that has other work to do as well, a router may take a second to answer.
+            "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
             "rule_files": [str(self.folder / file.name) for file in RULES.glob("*.yml")],
             "scrape_configs": [{"job_name": "prefix-router", "static_configs": targets}],
         }
@@ -108,7 +109,7 @@ class Processes:
 
         eventually("Prometheus is ready", is_ready)
         prometheus = Prometheus(url)
-        # It takes some seconds to begin, during which there is no router to it; a second for a minute, that is long.
+        # It takes some seconds to begin, during which there is no router to it; to quickened rules that is long.
         eventually("it has asked the routers", lambda: len(prometheus.query("up == 1")) == len(routers) and not prometheus.firing())
         return prometheus
 
