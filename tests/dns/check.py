@@ -13,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 
-PATIENCE = 15
+from rig.steps import PATIENCE, Router, check, eventually
 
 
 class Stub(http.server.ThreadingHTTPServer):
@@ -120,33 +119,21 @@ def a(name, *lasts, ttl=600):
     return [f'A("{name}.fleet.test", "127.0.0.{last}", ttl={ttl})' for last in lasts]
 
 
-class Router:
+class DnsRouter(Router):
+    """One that asks this DNS server who its replicas are."""
+
     def __init__(self, binary, replicas, dns_port, log):
-        self.log = log
-        environment = {
-            "PREFIX_ROUTER_REPLICAS": ",".join(replicas),
-            "PREFIX_ROUTER_DNS_SERVERS": f"127.0.0.1:{dns_port}",
-            "PREFIX_ROUTER_DNS_MIN_TTL": "200ms",
-            "PREFIX_ROUTER_DNS_MAX_TTL": "500ms",
-            "PREFIX_ROUTER_STRATEGY": "round_robin",
-            "PREFIX_ROUTER_HEALTH_CHECK_INTERVAL": "100ms",
-            "PREFIX_ROUTER_HEALTH_CHECK_RISE": "1",
-        }
-        command = [binary, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-        self.process = subprocess.Popen(command, env=environment, stdout=log.open("wb"), stderr=subprocess.STDOUT)
-        eventually("the router listens", self.addresses)
-        self.traffic, self.admin = self.addresses()
-
-    def addresses(self):
-        assert self.process.poll() is None, self.log.read_text()
-        found = re.search(r"listening on (127\.0\.0\.1:\d+), metrics on (127\.0\.0\.1:\d+)", self.log.read_text())
-        return found and found.groups()
-
-    def get(self, path):
-        connection = http.client.HTTPConnection(self.admin, timeout=PATIENCE)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        super().__init__(
+            binary,
+            log,
+            replicas=",".join(replicas),
+            dns_servers=f"127.0.0.1:{dns_port}",
+            dns_min_ttl="200ms",
+            dns_max_ttl="500ms",
+            strategy="round_robin",
+            health_check_interval="100ms",
+            health_check_rise="1",
+        )
 
     def chat(self):
         """The beginning of an answer: the rest is the caller's to read."""
@@ -182,19 +169,6 @@ class Router:
 
     def known(self):
         return {dict(labels)["replica"] for labels in self.metric("prefix_router_outstanding")}
-
-
-def eventually(what, is_so):
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
-        time.sleep(0.05)
-    print(f"ok  {what}", flush=True)
-
-
-def check(what, is_so, found=""):
-    assert is_so, f"{what}: {found}"
-    print(f"ok  {what}", flush=True)
 
 
 def scenario(router, dns, port, replicas):
@@ -277,7 +251,7 @@ def main():
         folder = pathlib.Path(folder)
         dns = DnsServer(arguments.twistd, dns_port, folder)
         urls = [f"http://fixed.fleet.test:{port}", f"dns://vllm.fleet.test:{port}", "dns://_http._tcp.fleet.test"]
-        router = Router(arguments.router, urls, dns_port, folder / "router.log")
+        router = DnsRouter(arguments.router, urls, dns_port, folder / "router.log")
         try:
             scenario(router, dns, port, replicas)
         except BaseException:
@@ -287,9 +261,7 @@ def main():
             raise
         finally:
             dns.kill()
-            if router.process.poll() is None:
-                router.process.kill()
-                router.process.wait()
+            router.kill()
 
 
 main()

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
+from rig.steps import PATIENCE, Router, check, eventually, free_port
 
-PATIENCE = 15
 SECRET = "Xyzzy"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -121,29 +120,12 @@ class Collector:
             self.process = None
 
 
-class Router:
+class TracedRouter(Router):
+    """One with this replica, whose spans go to this collector."""
+
     def __init__(self, binary, replica, collector, log):
-        self.log = log
-        environment = {
-            "PREFIX_ROUTER_REPLICAS": f"{replica.url};name=a;models=org/known",
-            "PREFIX_ROUTER_OTLP_ENDPOINT": f"http://localhost:{collector.port}",
-            "PREFIX_ROUTER_HEALTH_CHECK_RISE": "1",
-        }
-        command = [binary, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
-        self.process = subprocess.Popen(command, env=environment, stdout=log.open("wb"), stderr=subprocess.STDOUT)
-        eventually("the router listens", self.addresses)
-        self.traffic, self.admin = self.addresses()
-
-    def addresses(self):
-        assert self.process.poll() is None, self.log.read_text()
-        found = re.search(r"listening on (127\.0\.0\.1:\d+), metrics on (127\.0\.0\.1:\d+)", self.log.read_text())
-        return found and found.groups()
-
-    def get(self, path):
-        connection = http.client.HTTPConnection(self.admin, timeout=PATIENCE)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        replicas = f"{replica.url};name=a;models=org/known"
+        super().__init__(binary, log, replicas=replicas, otlp_endpoint=f"http://localhost:{collector.port}", health_check_rise="1")
 
     def chat(self, **fields):
         connection = http.client.HTTPConnection(self.traffic, timeout=PATIENCE)
@@ -157,25 +139,6 @@ class Router:
     def spans(self, result):
         found = re.search(rf'prefix_router_spans_total{{result="{result}"}} (\d+)', self.get("/metrics")[1])
         return int(found[1])
-
-
-def free_port():
-    with socket.socket() as tcp:
-        tcp.bind(("127.0.0.1", 0))
-        return tcp.getsockname()[1]
-
-
-def eventually(what, is_so):
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < deadline, f"not within {PATIENCE} s: {what}"
-        time.sleep(0.05)
-    print(f"ok  {what}", flush=True)
-
-
-def check(what, is_so, found=""):
-    assert is_so, f"{what}: {found}"
-    print(f"ok  {what}", flush=True)
 
 
 def scenario(router, collector, replica, receiver):
@@ -236,7 +199,7 @@ def main():
         router = None
         try:
             collector.start()
-            router = Router(arguments.router, replica, collector, folder / "router.log")
+            router = TracedRouter(arguments.router, replica, collector, folder / "router.log")
             scenario(router, collector, replica, receiver)
         except BaseException:
             if router:
@@ -245,9 +208,8 @@ def main():
             raise
         finally:
             collector.stop()
-            if router and router.process.poll() is None:
-                router.process.kill()
-                router.process.wait()
+            if router:
+                router.kill()
 
 
 main()

@@ -14,7 +14,8 @@ import threading
 import time
 
 from dashboards import dashboards, filled, panels, variables
-from processes import ROOT, Processes, eventually
+from processes import ROOT, Processes
+from rig.steps import soon
 
 # Replicas are listed here, and not found behind a name.
 WITHOUT_DATA = re.compile("prefix_router_discovery_")
@@ -137,7 +138,7 @@ def raised(prometheus, name):
         return prometheus.firing().get(name)
 
     begun = time.monotonic()
-    alerts = eventually(f"{name} fires", is_raised, 60)
+    alerts = soon(f"{name} fires", is_raised, 60)
     for alert in alerts:
         notes = alert["annotations"]
         assert all(notes.values()) and not any(sign in text for text in notes.values() for sign in ("<error", "<no value", "NaN")), notes

@@ -5,32 +5,17 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
-import time
 import urllib.parse
 import urllib.request
+
+from rig.steps import free_port, soon
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RULES = ROOT / "config" / "rules"
 PATIENCE = 30
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def eventually(what, is_so, patience=PATIENCE):
-    """What `is_so` says, as soon as that is true."""
-    deadline = time.monotonic() + patience
-    while not (found := is_so()):
-        assert time.monotonic() < deadline, f"not within {patience} s: {what}"
-        time.sleep(0.1)
-    return found
 
 
 def quickened(rules):
@@ -62,7 +47,7 @@ class Processes:
             assert self.running[name].poll() is None, f"{name} has ended: {log.read_text()[-2000:]}"
             return re.search(pattern, log.read_text())
 
-        return eventually(f"{name} says {pattern}", look).groups()
+        return soon(f"{name} says {pattern}", look, PATIENCE).groups()
 
     def replica(self, name, model="demo-model", port=0, **engine):
         settings = self.folder / f"{name}.json"
@@ -107,10 +92,10 @@ class Processes:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:
                 return answer.status == 200
 
-        eventually("Prometheus is ready", is_ready)
+        soon("Prometheus is ready", is_ready, PATIENCE)
         prometheus = Prometheus(url)
         # It takes some seconds to begin, during which there is no router to it; to quickened rules that is long.
-        eventually("it has asked the routers", lambda: len(prometheus.query("up == 1")) == len(routers) and not prometheus.firing())
+        soon("it has asked the routers", lambda: len(prometheus.query("up == 1")) == len(routers) and not prometheus.firing(), PATIENCE)
         return prometheus
 
     def load(self, name, urls, **arguments):

@@ -1,1 +1,1 @@
-"""What tests/faults and tests/soak share: processes, load that judges every answer, metrics, servers that misbehave."""
+"""What the checks with processes of their own share: processes, load that judges every answer, metrics, servers that misbehave."""
