@@ -23,7 +23,7 @@ const IDLE: u64 = 100_000;
 
 /// What is remembered, by pool.
 #[derive(Debug, Default)]
-struct Memories {
+pub(super) struct Memories {
     pools: RwLock<HashMap<PoolName, Kept>>,
     /// Requests with a key to all pools.
     requests: AtomicU64,
@@ -31,52 +31,62 @@ struct Memories {
     is_fixed: bool,
 }
 
-/// What a prompt's key is: as much of the prompt as its pool's traffic decides, or as its fixed length leaves.
+/// What a prompt's key is.
 #[derive(Debug)]
-pub(super) struct Keys {
-    memories: Memories,
-    fixed: Option<Fixed>,
-}
-
-/// Where the length is fixed what is remembered places nothing: routers that share nothing agree on all homes. It shows how well the length fits.
-#[derive(Debug)]
-struct Fixed {
-    /// Whether anybody wants to know.
-    is_studied: bool,
+pub(super) enum Keys {
+    /// As much of the prompt as its pool's traffic decides.
+    Automatic(Memories),
+    /// As much as a fixed length leaves. What is remembered then places nothing, so that routers that share nothing agree on all homes: it shows how
+    /// well the length fits, where anybody wants to know.
+    Fixed(Option<Memories>),
 }
 
 impl Keys {
     pub(super) fn new(prefix_length: OrAuto<PrefixLength>, studies: bool) -> Self {
-        let fixed = prefix_length.fixed().map(|_| Fixed { is_studied: studies });
-        Self { memories: Memories { is_fixed: fixed.is_some(), ..Memories::default() }, fixed }
+        match prefix_length {
+            OrAuto::Auto => Self::Automatic(Memories::default()),
+            OrAuto::Fixed(_) => Self::Fixed(studies.then(|| Memories { is_fixed: true, ..Memories::default() })),
+        }
     }
 
     /// What a prompt with these boundaries is placed by. It is counted. `None` where it has no boundary.
     pub(super) fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
-        let Some(fixed) = &self.fixed else { return self.memories.look(boundaries, pool) };
-        let first = boundaries.first()?;
-        let fit = if fixed.is_studied { self.memories.study(boundaries, pool) } else { None };
-        Some(Sight { fit, ..first.key.into() })
+        match self {
+            Self::Automatic(memories) => memories.look(boundaries, pool),
+            Self::Fixed(study) => {
+                let fit = study.as_ref().and_then(|memories| memories.study(boundaries, pool));
+                Some(Sight { fit, ..boundaries.first()?.key.into() })
+            }
+        }
     }
 
     /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.
     pub(super) fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
-        self.fixed.as_ref().is_some_and(|fixed| !fixed.is_studied) || self.memories.is_enough(boundary, pool)
+        self.memories().is_none_or(|memories| memories.is_enough(boundary, pool))
     }
 
     /// Keeps in mind where a key went that was first seen `at` that time, where that is of use.
     pub(super) fn remember(&self, pool: &PoolName, key: u64, at: u32, home: u32) {
-        self.memories.remember(pool, key, at, home);
+        if let Self::Automatic(memories) = self {
+            memories.remember(pool, key, at, home);
+        }
     }
 
-    /// How many of a pool's keys are known, of late; `None` where none was seen.
+    /// How many of a pool's keys are known, of late; `None` where nobody counts, or none was seen.
     pub(super) fn reuse(&self, pool: &PoolName) -> Option<f64> {
-        self.memories.peek(pool, Memory::reuse)
+        self.memories()?.peek(pool, Memory::reuse)
     }
 
-    /// The share of a pool's recent requests that its most frequent key has; `None` where too few were seen.
+    /// The share of a pool's recent requests that its most frequent key has; `None` where nobody counts, or too few were seen.
     pub(super) fn top_share(&self, pool: &PoolName) -> Option<f64> {
-        self.memories.peek(pool, Memory::top_share)
+        self.memories()?.peek(pool, Memory::top_share)
+    }
+
+    fn memories(&self) -> Option<&Memories> {
+        match self {
+            Self::Automatic(memories) => Some(memories),
+            Self::Fixed(study) => study.as_ref(),
+        }
     }
 }
 
@@ -90,33 +100,30 @@ struct Kept {
 impl Memories {
     /// Takes note of a request to `pool`: what it is placed by. `None` where it has no boundary.
     fn look(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Sight> {
-        let (now, look) = self.take_note(pool, |memory| memory.look(boundaries, pool.members().len()));
-        let Look { boundary, hot, known, reuse, at, moved, fit, crowded } = look?;
-        if let Some(crowded) = crowded {
-            self.grow(pool.name(), crowded, now);
-        }
+        let Look { boundary, hot, known, reuse, at, moved, fit } =
+            self.take_note(pool, |memory, members| memory.look(boundaries, members))?;
         let seen = known.map_or(Seen::Never { at, reuse }, Seen::Before);
         Some(Sight { key: boundary.key, depth: Some(boundary.depth), hot, moved, fit: Some(fit), seen, chunks: None, streams: false })
     }
 
     /// Takes note of a request to `pool` that is placed by its first boundary: how well that fits.
     fn study(&self, boundaries: &[Boundary], pool: &Pool) -> Option<Fit> {
-        let (now, study) = self.take_note(pool, |memory| memory.study(boundaries, pool.members().len()));
-        let (fit, crowded) = study?;
+        self.take_note(pool, |memory, members| memory.study(boundaries, members))
+    }
+
+    /// Has the pool's memory take note of a request, which is the first where it has none, and gives it more room where it needs that.
+    fn take_note<T>(&self, pool: &Pool, note: impl Fn(&mut Memory, usize) -> Option<(T, Option<Crowded>)>) -> Option<T> {
+        let now = self.requests.fetch_add(1, Ordering::Relaxed);
+        let note = |memory: &mut Memory| note(memory, pool.members().len());
+        let noted = self.with(pool.name(), now, note).unwrap_or_else(|| {
+            self.begin(pool.name(), now);
+            self.with(pool.name(), now, note).flatten()
+        });
+        let (seen, crowded) = noted?;
         if let Some(crowded) = crowded {
             self.grow(pool.name(), crowded, now);
         }
-        Some(fit)
-    }
-
-    /// Has the pool's memory take note of a request, which is the first where it has none; and when that was.
-    fn take_note<T>(&self, pool: &Pool, note: impl Fn(&mut Memory) -> Option<T>) -> (u64, Option<T>) {
-        let now = self.requests.fetch_add(1, Ordering::Relaxed);
-        let noted = self.with(pool.name(), now, &note).unwrap_or_else(|| {
-            self.begin(pool.name(), now);
-            self.with(pool.name(), now, &note).flatten()
-        });
-        (now, noted)
+        Some(seen)
     }
 
     /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.

@@ -3,6 +3,7 @@
 //!
 //! It counts in requests, not in time, so that two routers which see halves of one stream come to the same. It chooses no replica.
 
+use super::decay::{ONE_STEP, decay};
 use super::sight::{Direction, Fit, Moved};
 use super::table::{Entry, MOST_ENTRIES, Table};
 use super::top_keys::TopKeys;
@@ -72,11 +73,9 @@ pub(super) struct Look {
     /// The boundaries that became hot or cooled.
     pub(super) moved: Vec<Moved>,
     pub(super) fit: Fit,
-    /// What had to be forgotten, though it still counted and a larger table would have kept it.
-    pub(super) crowded: Option<Crowded>,
 }
 
-/// What was forgotten for want of room.
+/// What had to be forgotten, though it still counted and a larger table would have kept it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Crowded {
     /// How many entries there was room for.
@@ -90,13 +89,13 @@ impl Memory {
     }
 
     /// Takes note of a request to a pool of so many members. The first of its boundaries that is not hot is the one that it is placed by, or the last;
-    /// those before it are counted, those behind it are not. `None` where there is no boundary.
-    pub(super) fn look(&mut self, boundaries: &[Boundary], members: usize) -> Option<Look> {
+    /// those before it are counted, those behind it are not. And what found no room. `None` where there is no boundary.
+    pub(super) fn look(&mut self, boundaries: &[Boundary], members: usize) -> Option<(Look, Option<Crowded>)> {
         let Walk { end, is_known, count, home, moved, crowded, .. } = self.walk(boundaries, members)?;
         let boundary = boundaries[end];
         self.note(is_known);
         self.top.count(boundary.key.0);
-        Some(Look {
+        let look = Look {
             boundary,
             hot: end.checked_sub(1).map_or(0, |last| boundaries[last].depth),
             known: is_known.then_some(home),
@@ -104,8 +103,8 @@ impl Memory {
             at: self.requests as u32,
             moved,
             fit: if is_too_much(count, self.weight, members) { Fit::Hot } else { Fit::of(is_known) },
-            crowded,
-        })
+        };
+        Some((look, crowded))
     }
 
     /// The same for a request that is placed by its first boundary, whatever is seen of it: the others show whether that is a good one.
@@ -279,44 +278,6 @@ fn touch(entry: &mut Entry, now: u32, limit: f32) -> Option<Direction> {
     }
 }
 
-/// How many steps of a table stand for one of the other.
-const STEPS: usize = 128;
-
-/// What a request counts when one more has come: exp(-1/1000). A count falls to 1/e in a thousand requests: long enough for one that matters to be a dozen
-/// or more, short enough to follow the hour.
-const ONE_STEP: f64 = 0.999_000_499_833_375;
-
-/// `ONE_STEP` to the power of 0, 1, 2, …, and of 0, `STEPS`, 2 `STEPS`, …
-const FINE: [f32; STEPS] = powers(ONE_STEP);
-const COARSE: [f32; STEPS] = powers(power(ONE_STEP, STEPS));
-
-/// exp(-`requests` / 1000), by multiplication alone: what a system's mathematics come to differs in the last digit from one to the next, and
-/// the same traffic must be placed alike on all of them.
-fn decay(requests: u32) -> f32 {
-    let requests = requests as usize;
-    // What is left after 16,384 requests is less than a ten-millionth.
-    if requests < STEPS * STEPS { COARSE[requests / STEPS] * FINE[requests % STEPS] } else { 0.0 }
-}
-
-const fn powers(base: f64) -> [f32; STEPS] {
-    let mut powers = [0.0; STEPS];
-    let mut exponent = 0;
-    while exponent < STEPS {
-        powers[exponent] = power(base, exponent) as f32;
-        exponent += 1;
-    }
-    powers
-}
-
-const fn power(base: f64, exponent: usize) -> f64 {
-    let (mut power, mut left) = (1.0, exponent);
-    while left > 0 {
-        power *= base;
-        left -= 1;
-    }
-    power
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -331,10 +292,8 @@ mod tests {
     }
 
     fn look(memory: &mut Memory, keys: &[u64], members: usize) -> Look {
-        let mut look = memory.look(&boundaries(keys), members).expect("there is a boundary");
-        if let Some(crowded) = look.crowded.take() {
-            memory.grow(crowded);
-        }
+        let (look, crowded) = memory.look(&boundaries(keys), members).expect("there is a boundary");
+        crowded.into_iter().for_each(|crowded| memory.grow(crowded));
         look
     }
 
@@ -359,26 +318,6 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn counts_decay_over_a_thousand_requests() {
-        for (requests, expected) in [(0_u32, 1.0), (1, 0.9990005), (693, 0.500_073_6), (1_000, 0.367_879_4), (4_000, 0.018_315_6)] {
-            assert!((f64::from(decay(requests)) - expected).abs() < 1e-6, "{requests}: {}", decay(requests));
-        }
-        for requests in 0..20_000 {
-            let exact = (-f64::from(requests) / 1_000.0).exp();
-            assert!((f64::from(decay(requests)) - exact).abs() <= 2e-7, "{requests}");
-        }
-        assert_eq!(decay(u32::MAX), 0.0);
-    }
-
-    /// Bit for bit, on every machine.
-    #[test]
-    fn decay_is_pinned() {
-        assert_eq!([1, 127, 128, 1_000, 9_999].map(|requests| decay(requests).to_bits()), PINNED);
-    }
-
-    const PINNED: [u32; 5] = [1_065_336_447, 1_063_352_259, 1_063_337_490, 1_052_531_377, 943_627_412];
 
     #[test]
     fn the_limit_is_a_quarter_of_a_replicas_share_and_at_least_four() {

@@ -4,6 +4,7 @@
 
 mod cache_aware;
 mod candidates;
+mod decay;
 mod first_sight;
 mod gate;
 mod least_outstanding;

@@ -3,11 +3,13 @@
 //! The sketch is Space-Saving (Metwally, Agrawal, El Abbadi: Efficient Computation of Frequent and Top-k Elements in Data Streams, 2005), with
 //! requests that count less the longer they are past. It counts in requests and chooses nothing.
 
+use super::decay::ONE_STEP;
+
 /// Keys that are counted at one time. One with more than this part of the traffic is certainly among them.
 const KEYS: usize = 64;
 
 /// Each request counts so much more than the one before it, in place of all before it counting less: what is past decays to 1/e in a thousand.
-const GROWTH: f64 = 1.001_000_500_166_708_4;
+const GROWTH: f64 = 1.0 / ONE_STEP;
 
 /// Above this, all counts are divided by it, which changes no share.
 const LARGEST: f64 = 1e12;
