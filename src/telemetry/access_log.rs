@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use rand::RngExt;
 
 use super::labels::{reason, route};
-use super::record::Record;
+use super::record::{Ended, Record};
 use super::{LogFormat, Settings, log};
 use crate::request::Usage;
 
@@ -36,31 +36,19 @@ pub const FIELDS: [&str; 19] = [
     "error",
 ];
 
-/// How a request ended.
-pub(super) struct Ended<'a> {
-    /// 499 where the client left.
-    pub(super) status: u16,
-    pub(super) error: Option<&'a str>,
-    pub(super) first_byte: Option<Duration>,
-    pub(super) whole: Duration,
-    pub(super) trace_id: Option<&'a str>,
-}
-
-impl Ended<'_> {
-    /// Whether it gets a line. `chance` is of 0 to 1, without 1.
-    fn is_logged(&self, settings: &Settings, chance: impl FnOnce() -> f64) -> bool {
-        if !settings.access_log || self.status >= 400 || self.error.is_some() {
-            return settings.access_log;
-        }
-        let share = f64::from(settings.access_log_sample.millionths()) / 1e6;
-        self.whole >= settings.access_log_slower_than && (share >= 1.0 || chance() < share)
+/// Whether a request gets a line. `chance` is of 0 to 1, without 1.
+fn is_logged(ended: &Ended<'_>, settings: &Settings, chance: impl FnOnce() -> f64) -> bool {
+    if !settings.access_log || ended.status >= 400 || ended.error.is_some() {
+        return settings.access_log;
     }
+    let share = f64::from(settings.access_log_sample.millionths()) / 1e6;
+    ended.whole >= settings.access_log_slower_than && (share >= 1.0 || chance() < share)
 }
 
 /// Writes a request's line, where it gets one.
 pub(super) fn write(record: &Record, ended: &Ended<'_>) {
     let Some((format, settings)) = log::at_work() else { return };
-    if ended.is_logged(&settings, || rand::rng().random()) {
+    if is_logged(ended, &settings, || rand::rng().random()) {
         log::write(&line(record, ended, format, SystemTime::now()));
     }
 }
@@ -257,11 +245,11 @@ mod tests {
         let off = Settings { access_log: false, ..Settings::default() };
         for (settings, expected) in [(&all, [1, 1, 1, 1]), (&few, [1, 0, 1, 0]), (&slow, [0, 0, 1, 1]), (&none, [0; 4]), (&off, [0; 4])] {
             let of = [(5, 0.05), (5, 0.1), (1_000, 0.05), (1_000, 0.999)];
-            let is_logged = of.map(|(millis, chance)| u8::from(ended(200, None, millis).is_logged(settings, || chance)));
-            assert_eq!(is_logged, expected, "{settings:?}");
+            let got_lines = of.map(|(millis, chance)| u8::from(is_logged(&ended(200, None, millis), settings, || chance)));
+            assert_eq!(got_lines, expected, "{settings:?}");
             for failed in [ended(499, None, 5), ended(404, None, 5), ended(503, Some("no_replica"), 5), ended(200, Some("stream_broke"), 5)]
             {
-                assert_eq!(failed.is_logged(settings, || 0.999), settings.access_log, "{settings:?}");
+                assert_eq!(is_logged(&failed, settings, || 0.999), settings.access_log, "{settings:?}");
             }
         }
     }

@@ -33,7 +33,7 @@ impl Engines {
         Ok(Self {
             running: series.gauges("prefix_router_engine_running", "Requests that a replica's engine works on, as it says.", replica)?,
             waiting: series.gauges("prefix_router_engine_waiting", "Requests that wait in a replica's engine, as it says.", replica)?,
-            usage: series.ratios(
+            usage: series.numbers(
                 "prefix_router_engine_kv_cache_usage_ratio",
                 "The share of its KV cache that a replica's engine uses, as it says.",
                 replica,
@@ -58,7 +58,7 @@ impl Engines {
                 "Tokens that fit into the KV cache of a replica's engine.",
                 replica,
             )?,
-            age: series.ratios(
+            age: series.numbers(
                 "prefix_router_engine_metrics_age_seconds",
                 "Time since a replica's engine was asked for what it last said.",
                 replica,

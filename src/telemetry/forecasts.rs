@@ -59,18 +59,18 @@ impl Forecasts {
                 "What a choice cost more than the best of the others would have, as far as its answer tells.",
                 REGRET_BUCKETS,
             )?,
-            prefill: series.ratios(
+            prefill: series.numbers(
                 "prefix_router_learnt_prefill_seconds_per_token",
                 "Time that a token of a prompt takes on a replica, as learnt.",
                 &["replica"],
             )?,
-            decode: series.ratios(
+            decode: series.numbers(
                 "prefix_router_learnt_decode_seconds_per_request",
                 "What a request in flight on a replica costs the next one, as learnt.",
                 &["replica"],
             )?,
-            bytes: series.ratios("prefix_router_learnt_prompt_bytes_per_token", "Bytes of text in a token of a prompt, as learnt.", &["replica"])?,
-            kept: series.ratios(
+            bytes: series.numbers("prefix_router_learnt_prompt_bytes_per_token", "Bytes of text in a token of a prompt, as learnt.", &["replica"])?,
+            kept: series.numbers(
                 "prefix_router_learnt_kept_ratio",
                 "Of what a replica's cache is thought to hold, the share that is found there.",
                 &["replica"],
@@ -82,12 +82,12 @@ impl Forecasts {
             wrong: series.gauges(
                 "prefix_router_picture_wrong",
                 "1 where much less is found in a replica's cache than is thought to be there, for long.", &["replica"])?,
-            credit: series.ratios(
+            credit: series.numbers(
                 "prefix_router_learnt_credit_ratio",
                 "Of what this router does not know to be anywhere (nothing) or beyond what it knows (known), the share that is found.",
                 &["pool", "part"],
             )?,
-            others: series.ratios(
+            others: series.numbers(
                 "prefix_router_learnt_others_ratio",
                 "Of the requests in flight on a pool's replicas, the share that others sent, as far as engines show it.",
                 &["pool"],

@@ -49,7 +49,7 @@ impl Operation {
                 "Replicas in a source's last good answer, while it holds.",
                 &["source"],
             )?,
-            answered: series.ratios(
+            answered: series.numbers(
                 "prefix_router_discovery_last_success_timestamp_seconds",
                 "Time of a source's last good answer, since the epoch.",
                 &["source"],
@@ -59,7 +59,7 @@ impl Operation {
                 "Times that the configuration was read again, by result.",
                 &["result"],
             )?,
-            last_reload: series.ratio(
+            last_reload: series.number(
                 "prefix_router_config_last_reload_success_timestamp_seconds",
                 "When the configuration was last read without an error, since the epoch.",
             )?,

@@ -71,8 +71,8 @@ impl Placement {
                 "Time that a replica's gate was closed, as looked at each second.",
                 &["replica"],
             )?,
-            reuse: series.ratios("prefix_router_reuse_ratio", "Share of recent requests in a pool whose key was known.", &["pool"])?,
-            top_key_share: series.ratios(
+            reuse: series.numbers("prefix_router_reuse_ratio", "Share of recent requests in a pool whose key was known.", &["pool"])?,
+            top_key_share: series.numbers(
                 "prefix_router_top_key_share_ratio",
                 "Share of recent requests in a pool that have its most frequent key.",
                 &["pool"],

@@ -10,7 +10,7 @@ use hyper::{Method, StatusCode};
 use prometheus::local::LocalHistogram;
 
 use super::Trace;
-use super::access_log::{self, Ended};
+use super::access_log;
 use super::labels::RetryCause;
 use super::metrics::{CLIENT_GONE, Metrics};
 use super::models::ModelLabel;
@@ -24,6 +24,18 @@ const MOST_OF_AN_ID: usize = 128;
 
 /// The status of a request whose client left before the answer's end. No client sees it.
 const STATUS_CLIENT_GONE: u16 = 499;
+
+/// How a request ended, for its line and its span.
+pub(super) struct Ended<'a> {
+    /// 499 where the client left.
+    pub(super) status: u16,
+    pub(super) error: Option<&'a str>,
+    /// Since it began, as is the next.
+    pub(super) first_byte: Option<Duration>,
+    pub(super) whole: Duration,
+    /// Of its span, where it has one.
+    pub(super) trace_id: Option<&'a str>,
+}
 
 /// What is said of one request in log and metrics. Dropped before [`Record::complete`], it tells of a client that left.
 pub struct Record {
@@ -221,10 +233,12 @@ impl Drop for Record {
             usage: self.usage,
         };
         self.metrics.finished(&finished, error);
-        let trace_id = self.trace.as_ref().and_then(|trace| trace.shown(self.surface));
-        if let Some(trace) = self.trace.take() {
-            trace.end(self, status, error, first_byte, whole);
+        let trace = self.trace.take();
+        let trace_id = trace.as_ref().and_then(|trace| trace.shown(self.surface));
+        let ended = Ended { status, error, first_byte, whole, trace_id: trace_id.as_deref() };
+        if let Some(trace) = trace {
+            trace.end(self, &ended);
         }
-        access_log::write(self, &Ended { status, error, first_byte, whole, trace_id: trace_id.as_deref() });
+        access_log::write(self, &ended);
     }
 }

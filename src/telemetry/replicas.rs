@@ -25,7 +25,7 @@ pub(super) struct Replicas {
     choices_of: ArcSwap<ByIncarnation<Arc<Choices>>>,
 }
 
-/// The counters of one replica's choices, by reason: to look a series up by its labels takes a lock, and three times as long.
+/// The counters of one replica's choices, by reason.
 ///
 /// Series must not go while somebody counts on them. They do not: who counts holds the replica, and as long as its incarnation is held its name keeps its
 /// series. An incarnation that comes later under that name, while they are there, goes on with them.

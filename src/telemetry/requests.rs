@@ -138,13 +138,13 @@ impl Requests {
             )?,
             first_token: series.histograms(
                 "prefix_router_time_to_first_token_seconds",
-                "Time from a request's head to the first piece of its answer, of good answers that come piece by piece.",
+                "Time from a request's head to the first event of its answer, of good answers that are streams of events.",
                 &["reason"],
                 TIME_BUCKETS,
             )?,
             gap: series.histograms(
                 "prefix_router_inter_chunk_seconds",
-                "Time between two pieces of an answer that comes piece by piece; counted when it is over.",
+                "Time between two pieces of such an answer, comments left out; counted when it is over.",
                 &["reason"],
                 TIME_BUCKETS,
             )?,
@@ -187,19 +187,19 @@ impl Requests {
             || self.requests.with_label_values(&labels.of_request(&self.models.name(labels.model))),
             IntCounter::inc,
         );
-        // For these the route and the reason alone count.
+        // For times the route and the reason alone count, or the reason.
         let place = Labels { route: labels.route, reason: labels.reason, ..Labels::default() };
         let by_route = [route(request.surface), labels.reason()];
-        let observe = |at_hand: &AtHand<Histogram>, of_all: &HistogramVec, time: Duration| {
-            at_hand.with(place.number(), || of_all.with_label_values(&by_route), |histogram| histogram.observe(time.as_secs_f64()));
-        };
-        observe(&self.durations, &self.duration, request.whole);
-        if let Some(first_byte) = request.first_byte {
-            observe(&self.first_bytes, &self.first_byte, first_byte);
-        }
-        if let Some(first_token) = request.first_token {
-            let make = || self.first_token.with_label_values(&[labels.reason()]);
-            self.first_tokens.with(labels.reason.into(), make, |histogram| histogram.observe(first_token.as_secs_f64()));
+        let by_reason = (u64::from(labels.reason), &by_route[1..]);
+        let by_route = (place.number(), by_route.as_slice());
+        for (time, at_hand, of_all, (number, names)) in [
+            (Some(request.whole), &self.durations, &self.duration, by_route),
+            (request.first_byte, &self.first_bytes, &self.first_byte, by_route),
+            (request.first_token, &self.first_tokens, &self.first_token, by_reason),
+        ] {
+            if let Some(time) = time {
+                at_hand.with(number, || of_all.with_label_values(names), |histogram| histogram.observe(time.as_secs_f64()));
+            }
         }
         if let Some(overhead) = request.overhead {
             self.overhead.observe(overhead.as_secs_f64());

@@ -64,11 +64,11 @@ impl Series {
         self.add(IntGaugeVec::new(Opts::new(name, help), labels)?)
     }
 
-    pub(super) fn ratio(&mut self, name: &str, help: &str) -> prometheus::Result<Gauge> {
+    pub(super) fn number(&mut self, name: &str, help: &str) -> prometheus::Result<Gauge> {
         self.add(Gauge::new(name, help)?)
     }
 
-    pub(super) fn ratios(&mut self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
+    pub(super) fn numbers(&mut self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<GaugeVec> {
         self.add(GaugeVec::new(Opts::new(name, help), labels)?)
     }
 

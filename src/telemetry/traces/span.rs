@@ -18,7 +18,7 @@ use super::Tracer;
 use super::context::Context;
 use crate::request::{Ask, Surface, Usage};
 use crate::telemetry::labels::{RetryCause, route};
-use crate::telemetry::record::Record;
+use crate::telemetry::record::{Ended, Record};
 
 /// Characters of a model's name that are shown.
 const MOST_OF_A_MODEL: usize = 128;
@@ -129,15 +129,8 @@ impl Trace {
         }
     }
 
-    /// The request is over, so long after it began.
-    pub(in crate::telemetry) fn end(
-        self: Box<Self>,
-        record: &Record,
-        status: u16,
-        error: Option<&str>,
-        first_byte: Option<Duration>,
-        whole: Duration,
-    ) {
+    /// The request is over.
+    pub(in crate::telemetry) fn end(self: Box<Self>, record: &Record, ended: &Ended<'_>) {
         if !self.has_span(record.surface) {
             return;
         }
@@ -149,12 +142,12 @@ impl Trace {
             name: self.name(record),
             kind: SpanKind::Server.into(),
             start_time_unix_nano: self.nanos(Duration::ZERO),
-            end_time_unix_nano: self.nanos(whole),
-            attributes: self.attributes(record, status, error, first_byte),
-            status: is_failure(status, error).then(|| Status { code: StatusCode::Error.into(), message: String::new() }),
+            end_time_unix_nano: self.nanos(ended.whole),
+            attributes: self.attributes(record, ended),
+            status: is_failure(ended.status, ended.error).then(|| Status { code: StatusCode::Error.into(), message: String::new() }),
             ..Span::default()
         };
-        let first_byte = first_byte.map(|after| self.event(FIRST_BYTE_EVENT, after, Vec::new()));
+        let first_byte = ended.first_byte.map(|after| self.event(FIRST_BYTE_EVENT, after, Vec::new()));
         let Self { tracer, state, retries, .. } = *self;
         (span.trace_state, span.events) = (state, retries);
         span.events.extend(first_byte);
@@ -179,7 +172,8 @@ impl Trace {
         }
     }
 
-    fn attributes(&self, record: &Record, status: u16, error: Option<&str>, first_byte: Option<Duration>) -> Vec<KeyValue> {
+    fn attributes(&self, record: &Record, ended: &Ended<'_>) -> Vec<KeyValue> {
+        let &Ended { status, error, first_byte, .. } = ended;
         // As many as there may be.
         let mut all = Vec::with_capacity(21);
         all.push(text(METHOD, method(&record.method).unwrap_or("_OTHER")));
