@@ -4,6 +4,8 @@
 //! It knows nothing of what is served.
 
 mod hello;
+#[cfg(test)]
+mod tests;
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -12,12 +14,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::ConnectInfo;
 use bytes::Bytes;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, poll};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -38,7 +41,7 @@ use crate::telemetry::{Limit, Metrics};
 use hello::{Greeted, Hello};
 
 /// What is served on connections.
-pub trait Service: Clone + Send + Sync + 'static {
+pub trait Service: Clone + Send + Sync + Unpin + 'static {
     /// Of its answers.
     type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
 
@@ -316,10 +319,14 @@ async fn serve_connection(
 }
 
 /// Serves to the end of a connection whose first request has to be there in time.
-async fn run<C>(connection: C, watcher: Watcher, by: Option<Instant>, begun: Arc<AtomicBool>) -> Option<Limit>
+async fn run<C>(mut connection: C, watcher: Watcher, by: Option<Instant>, begun: Arc<AtomicBool>) -> Option<Limit>
 where
-    C: GracefulConnection<Error = hyper::Error> + Future<Output = hyper::Result<()>>,
+    C: GracefulConnection<Error = hyper::Error> + Future<Output = hyper::Result<()>> + Unpin,
 {
+    // When all end, hyper closes a connection of which it has read nothing, and it would have read nothing of what is in its `Hello` already.
+    if let Poll::Ready(ended) = poll!(&mut connection) {
+        return limit_that_ended(ended);
+    }
     let connection = watcher.watch(connection);
     tokio::pin!(connection);
     // hyper waits for ever for an h2c client's first request.
@@ -328,8 +335,12 @@ where
         None if !begun.load(Ordering::Relaxed) => return Some(Limit::HeaderTimeout),
         None => connection.await,
     };
-    // A client's broken connection is the client's business; what it means for a request is in that request's record.
-    ended.err().and_then(|error| limit_behind(&error))
+    limit_that_ended(ended)
+}
+
+/// A client's broken connection is the client's business; what it means for a request is in that request's record.
+fn limit_that_ended(connection: hyper::Result<()>) -> Option<Limit> {
+    connection.err().and_then(|error| limit_behind(&error))
 }
 
 /// What was sent before the end may still be on its way.
