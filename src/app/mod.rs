@@ -256,7 +256,7 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
     tasks.spawn(Reloader { config, reading, live, metrics, requests, is_refused: false }.run());
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
-    tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, metrics on {admin}; replicas: {fixed}{discovered}");
+    tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, admin port on {admin}; replicas: {fixed}{discovered}");
     Ok(Running { traffic, admin, drain, cut, reloading, fleet: fleet_now, serving, _tasks: tasks })
 }
 

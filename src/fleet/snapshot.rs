@@ -184,6 +184,9 @@ impl PoolName {
         match self {
             Self::All => "all",
             Self::AnyName => "any_name",
+            // It must not pass for one of those above.
+            Self::Model(model) if model == "all" => "model all",
+            Self::Model(model) if model == "any_name" => "model any_name",
             Self::Model(model) => model,
         }
     }

@@ -6,6 +6,7 @@
 mod endpoint;
 mod trouble;
 
+use std::fmt::Display;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -56,6 +57,9 @@ const BATCH: usize = 512;
 
 /// How long spans are gathered for one message. Long enough to be rare, and short enough for somebody who waits for the trace of his request.
 const GATHER: Duration = Duration::from_secs(1);
+
+/// Where collectors listen for OTLP over gRPC, which is not spoken here.
+const GRPC_PORT: u16 = 4_317;
 
 /// How long a collector may take for a message.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -132,7 +136,7 @@ impl Exporter {
             sleep(LAST_WORDS).await;
         };
         tokio::select! {
-            () = self.work(&stop) => {}
+            () = self.work(&stop) => self.trouble.end(self.metrics.lost_spans()),
             () = late => {
                 let lost = self.in_hand + self.spans.len() as u64;
                 self.metrics.sent_spans(0, lost);
@@ -218,12 +222,17 @@ impl Exporter {
             None => Connection::new(self.connect().await?),
         };
         let head = self.endpoint.head(body.len()).into();
-        let answer = connection.exchange(&Method::POST, head, body).await.map_err(|(error, _)| Refusal::for_now(error))?;
+        let answer = connection.exchange(&Method::POST, head, body).await.map_err(|(error, _)| self.no_answer(&error))?;
         let (head, mut body) = answer.into_parts();
         // What an answer says that is too long, or breaks off, is nothing; its status counts.
         let text = Limited::new(&mut body, MOST_OF_AN_ANSWER).collect().await.map(|whole| whole.to_bytes());
         self.connection = body.finish();
         judge(head.status, &head.headers, text.ok().as_deref())
+    }
+
+    fn no_answer(&self, error: &impl Display) -> Refusal {
+        let hint = if self.endpoint.port() == GRPC_PORT { "; 4317 is the port for gRPC, OTLP over HTTP is 4318 in general" } else { "" };
+        Refusal::for_now(format!("{error}{hint}"))
     }
 
     /// A connection to the first address that takes one.

@@ -66,7 +66,9 @@ fn sentence(pool: &str, moved: &Moved, key: u64, untold: u64) -> String {
     let (share, limit) = (percent(count), percent(limit));
     let what = match direction {
         Direction::Hot => {
-            format!("more than {limit:.1} %, too many for one of {replicas} replicas: they are placed by more of their prompts now")
+            format!(
+                "more than {limit:.1} %, the most for one of {replicas} replicas: from now on more of their prompts is looked at, so that they spread (nothing is to be done)"
+            )
         }
         Direction::Cooled => {
             format!("less than half of {limit:.1} %, the most for one of {replicas} replicas: they are placed by these again")
@@ -93,8 +95,8 @@ mod tests {
     #[test]
     fn a_sentence_says_what_moved_and_why() {
         let hot = sentence("all", &moved(Direction::Hot), 1, 0);
-        let expected = "pool all: the same first 4096 characters (key 0000000000000001) begin 4.0 % of recent requests, more than 3.2 %, too many for one \
-                        of 7 replicas: they are placed by more of their prompts now";
+        let expected = "pool all: the same first 4096 characters (key 0000000000000001) begin 4.0 % of recent requests, more than 3.2 %, the most for one \
+                        of 7 replicas: from now on more of their prompts is looked at, so that they spread (nothing is to be done)";
         assert_eq!(hot, expected);
         let cooled = sentence("m", &moved(Direction::Cooled), 1, 3);
         assert!(cooled.contains("less than half of 3.2 %") && cooled.ends_with("besides this one: 3"), "{cooled}");

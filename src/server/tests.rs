@@ -1,3 +1,5 @@
+#![expect(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
 use std::future::ready;
 
 use axum::routing::get;

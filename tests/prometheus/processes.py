@@ -60,7 +60,7 @@ class Processes:
         command = [self.router_binary, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
         environment = {f"PREFIX_ROUTER_{key.upper()}": str(value) for key, value in settings.items()}
         log = self.start(name, command, PREFIX_ROUTER_REPLICAS=",".join(replicas), **environment)
-        return self.says(name, log, r"listening on (127\.0\.0\.1:\d+), metrics on (127\.0\.0\.1:\d+)")
+        return self.says(name, log, r"listening on (127\.0\.0\.1:\d+), admin port on (127\.0\.0\.1:\d+)")
 
     def prometheus(self, routers, rules=quickened):
         """A fresh one that asks these routers, by name, and has the project's rules, as `rules` makes them out of the files."""

@@ -47,7 +47,7 @@ class Router:
 
     def addresses(self):
         assert self.process.poll() is None, self.log.read_text()
-        found = re.search(r"listening on (127\.0\.0\.1:\d+), metrics on (127\.0\.0\.1:\d+)", self.log.read_text())
+        found = re.search(r"listening on (127\.0\.0\.1:\d+), admin port on (127\.0\.0\.1:\d+)", self.log.read_text())
         return found and found.groups()
 
     def get(self, path):
