@@ -557,7 +557,7 @@ async fn the_log_says_what_is_wrong_once_and_names_traces() {
     );
     assert_eq!(log.iter().filter(|line| line.contains("trace_id=") && line.contains(CHAT)).count(), 1, "{log:#?}");
 
-    // Nobody there: a warning that is not repeated, and an end that waits for nobody.
+    // Nobody there: a warning that is not repeated until spans are lost, what the end cost, and an end that waits for nobody.
     collector.server.stop().await;
     let mut serving = Serving::start(&mut command, &[&replica, &collector.server]).await;
     for _ in 0..3 {
@@ -571,5 +571,7 @@ async fn the_log_says_what_is_wrong_once_and_names_traces() {
     assert!(before.elapsed() < Duration::from_secs(2), "{:?}", before.elapsed());
     let log = serving.log();
     let warnings: Vec<&String> = log.iter().filter(|line| line.contains("traces do not reach")).collect();
-    assert!(warnings.len() == 1 && warnings[0].contains("refused") && warnings[0].contains("Requests are served as ever"), "{log:#?}");
+    assert!(warnings.iter().all(|line| line.contains("refused") && line.contains("Requests are served as ever")), "{log:#?}");
+    assert!(warnings.len() == 2 && warnings[0].contains("lost=0") && !warnings[1].contains("lost=0"), "{log:#?}");
+    assert!(log.iter().any(|line| line.contains("did not take since that was last said")), "{log:#?}");
 }
