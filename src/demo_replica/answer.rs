@@ -229,7 +229,7 @@ mod tests {
         let sampling = Sampling { max_tokens: Some(room), ignore_eos: true, stop, ..Sampling::default() };
         let begun = std::time::Instant::now();
         let answer = Answer::new(&[1], 0, &Form::Text, &sampling, room);
-        assert!(begun.elapsed().as_secs() < 5, "searching it at each token would take hours");
+        assert!(begun.elapsed().as_secs() < 60, "searching it at each token takes hours");
         assert_eq!((answer.tokens.len(), answer.text().len()), (room, 4 * room));
         assert_eq!((answer.pieces.get(0), answer.pieces.get(1).len(), answer.pieces.get(2).len()), ("", 1, 4));
         assert_eq!(answer.pieces.get(room - 1).len(), 4 + 7);

@@ -338,7 +338,7 @@ mod tests {
             let begun = std::time::Instant::now();
             let written = instance(&schema).to_string();
             assert!(written.len() < 1 << 20, "{} bytes", written.len());
-            assert!(begun.elapsed().as_secs() < 2, "{:?}", begun.elapsed());
+            assert!(begun.elapsed().as_secs() < 60, "without a budget it takes hours, or never ends");
         }
     }
 }

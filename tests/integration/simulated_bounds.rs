@@ -1,11 +1,12 @@
 //! Requests to the simulated replica that ask for more than its host has: each is refused, or cut short, at once.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::simulated::{Simulated, settings};
+use crate::support::PATIENCE;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -42,7 +43,7 @@ async fn what_costs_too_much_is_refused_at_once() {
     ] {
         let begun = Instant::now();
         let response = replica.send("POST", path, &body).await;
-        assert!(begun.elapsed() < Duration::from_secs(5), "{param} took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < PATIENCE, "{param} took {:?}", begun.elapsed());
         let answer: Value = serde_json::from_slice(&response.body.bytes).unwrap();
         assert_eq!((response.status, &answer["error"]["param"]), (400, &param), "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().starts_with(message), "{answer}");
@@ -70,7 +71,7 @@ async fn short_schemas_that_ask_for_much_get_little() {
     let body = json!({"messages": [{"role": "user", "content": "x"}], "n": 100, "max_tokens": 5, "response_format": format});
     let answer = replica.post(CHAT, body).await;
     assert_eq!(answer["choices"][99]["finish_reason"], "length");
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
@@ -117,7 +118,7 @@ async fn a_step_under_way_goes_on_at_the_old_pace_when_faults_are_cleared() {
     let begun = Instant::now();
     replica.send("DELETE", "/demo/faults", &Value::Null).await;
     assert_eq!(client.response("POST").await.status, 200);
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
