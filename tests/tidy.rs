@@ -27,7 +27,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ("probe", &["units", "request", "fleet", "routing", "telemetry", "pause", "live", "upstream"]),
     ("scrape", &["fleet", "engine", "live", "upstream"]),
     ("proxy", &["units", "request", "fleet", "routing", "admission", "telemetry", "live", "upstream", "exchange"]),
-    ("admin", &["units", "request", "fleet", "routing", "telemetry", "live", "upstream"]),
+    ("admin", &["units", "request", "fleet", "engine", "routing", "telemetry", "live", "upstream", "proxy"]),
     ("server", &["units", "request", "fleet", "routing", "telemetry"]),
     (
         "config",

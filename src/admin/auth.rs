@@ -16,8 +16,10 @@ use axum::response::Response;
 use super::{Admin, api};
 use crate::units::Secret;
 
-/// What shows neither configuration nor decisions, and changes nothing.
-const OPEN: [&str; 3] = ["/metrics", "/live", "/ready"];
+/// Whether what is there shows neither configuration nor decisions, and changes nothing. The page is empty until it may ask the API.
+fn is_open(path: &str) -> bool {
+    matches!(path, "/metrics" | "/live" | "/ready" | "/" | "/ui") || path.starts_with("/ui/")
+}
 
 /// Serves `request` if it may be.
 pub(super) async fn check(
@@ -28,7 +30,7 @@ pub(super) async fn check(
 ) -> Response {
     let token = admin.access.borrow().token.clone();
     let judged = match token {
-        _ if OPEN.contains(&request.uri().path()) => Ok(()),
+        _ if is_open(request.uri().path()) => Ok(()),
         Some(token) => by_token(&token, request.headers()),
         None => by_place(client.ip(), admin.address, request.uri(), request.headers()),
     };

@@ -4,29 +4,34 @@
 //! | --- | --- | --- |
 //! | `GET /metrics` | for Prometheus | anybody who can connect |
 //! | `GET /live`, `GET /ready` | for probes | anybody who can connect |
-//! | `GET /api/v1/fleet` | the replicas as they are now | see `auth.rs` |
-//! | `POST /api/v1/replicas/{name}/drain`, `…/undrain` | no new requests for one replica, or some again | see `auth.rs` |
-//! | `POST /api/v1/reload` | the configuration file is read again | see `auth.rs` |
+//! | `GET /ui`, `/ui/…` | the live page, which shows what it asks of the API | anybody who can connect |
+//! | `/api/v1/…` | what `api/openapi.json` describes | see `auth.rs` |
 //!
 //! Nothing here shows a prompt or a secret. What a drain or a reload does is not decided here.
 
 mod api;
 mod auth;
+mod ui;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::IntoResponse;
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
+use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::engine::EngineReadings;
 use crate::live::LiveFleet;
+use crate::proxy::Proxy;
 use crate::telemetry::Metrics;
 use crate::units::Secret;
+use tracing::Level;
 
 /// Who may use the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,8 +40,50 @@ pub struct Settings {
     pub token: Option<Secret>,
 }
 
-/// Asks for the configuration to be read again; the answer goes where the message says.
-pub type Reloading = mpsc::Sender<oneshot::Sender<Reloaded>>;
+/// What is asked of whoever keeps the configuration; the answer goes where it says.
+pub enum Order {
+    /// To read the file again.
+    Reload(oneshot::Sender<Reloaded>),
+    /// To log from that level on, or with `None` from the configured one, where it is to change at all.
+    LogLevel(Option<Option<Level>>, oneshot::Sender<Result<Levels, NoLog>>),
+}
+
+/// From which level on is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Levels {
+    /// In force.
+    pub level: Level,
+    /// As configured.
+    pub configured: Level,
+}
+
+/// This router writes no log of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoLog;
+
+/// The configuration in force.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Effective {
+    /// The file that it is read from, if it is.
+    pub file: Option<String>,
+    /// All settings.
+    pub settings: Vec<Setting>,
+}
+
+/// A setting, as it is shown.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Setting {
+    /// Its name.
+    pub key: &'static str,
+    /// Its value, as a file would say it; a secret is not shown.
+    pub value: String,
+    /// Its default.
+    pub default: &'static str,
+    /// Whether it is that.
+    pub is_default: bool,
+    /// Whether a change takes effect at once (`live`) or with a `restart`.
+    pub change: &'static str,
+}
 
 /// What a reload came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,21 +115,43 @@ pub struct Admin {
     /// The address that it is reached by.
     pub address: IpAddr,
     /// Who reads the configuration again.
-    pub reloading: Reloading,
+    pub orders: mpsc::Sender<Order>,
+    /// The configuration in force.
+    pub effective: watch::Receiver<Effective>,
+    /// Who serves requests.
+    pub proxy: Arc<Proxy>,
+    /// What engines say of themselves.
+    pub readings: Arc<EngineReadings>,
+    /// When the router was started.
+    pub started: Instant,
 }
 
 impl Admin {
     /// The admin port's paths. Whatever is added here is closed to strangers, unless `auth.rs` opens it; what is not here is a 404 for all.
     pub fn routes(self) -> Router {
-        Router::new()
+        let pages = ui::FILES.iter().fold(Router::new(), |pages, &file| pages.route(file.0, get(move || async move { ui::file(file) })));
+        pages
+            .route("/", get(ui::home))
+            .route("/ui/", get(ui::home))
             .route("/metrics", get(metrics))
             .route("/live", get(|| async { "live\n" }))
             .route("/ready", get(ready))
+            .route("/api/v1/openapi.json", get(api::openapi))
+            .route("/api/v1/overview", get(api::overview))
             .route("/api/v1/fleet", get(api::fleet))
+            .route("/api/v1/ring", get(api::ring))
             .route("/api/v1/replicas/{name}/drain", post(api::drain))
             .route("/api/v1/replicas/{name}/undrain", post(api::undrain))
+            .route("/api/v1/replicas/{name}/weight", put(api::weigh))
+            .route("/api/v1/decisions", get(api::decisions))
+            .route("/api/v1/hot-keys", get(api::hot_keys))
+            .route("/api/v1/explain", post(api::explain))
+            .route("/api/v1/config", get(api::config))
             .route("/api/v1/reload", post(api::reload))
+            .route("/api/v1/log-level", get(api::log_level).put(api::set_log_level))
+            .method_not_allowed_fallback(api::not_allowed)
             .route_layer(middleware::from_fn_with_state(self.clone(), auth::check))
+            .fallback(api::not_found)
             .with_state(self)
     }
 }

@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{Admin, Reloaded, Reloading};
+use crate::admin::{Admin, Effective, Order, Reloaded};
 use crate::config::{Config, Reading};
 use crate::engine::{EngineReadings, Latest};
 use crate::fleet::{Snapshot, State};
@@ -58,11 +58,11 @@ pub fn run(reading: Reading) -> Result<()> {
         let mut stop = StopSignals::new()?;
         let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
         let mut running = build(config, Some(reading), Some(Arc::clone(&log))).await?;
-        let reloading = running.reloading.clone();
+        let orders = running.orders.clone();
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
                 tracing::info!("SIGHUP: reading the configuration again");
-                reload_by(&reloading).await;
+                reload_by(&orders).await;
             }
         });
         tokio::select! {
@@ -131,7 +131,7 @@ pub struct Running {
     pub admin: SocketAddr,
     drain: watch::Sender<bool>,
     cut: CancellationToken,
-    reloading: Reloading,
+    orders: mpsc::Sender<Order>,
     fleet: Arc<LiveFleet>,
     serving: JoinHandle<()>,
     /// Probes, questions to engines and the admin port, which work until the last request has ended.
@@ -141,7 +141,7 @@ pub struct Running {
 impl Running {
     /// Reads the configuration again, as SIGHUP does; `None` where the router has ended.
     pub async fn reload(&self) -> Option<Reloaded> {
-        reload_by(&self.reloading).await
+        reload_by(&self.orders).await
     }
 
     /// Turns not ready and, after the drain delay, ends requests in good order, within the drain timeout.
@@ -163,9 +163,9 @@ impl Running {
     }
 }
 
-async fn reload_by(reloading: &Reloading) -> Option<Reloaded> {
+async fn reload_by(orders: &mpsc::Sender<Order>) -> Option<Reloaded> {
     let (tell, told) = oneshot::channel();
-    reloading.send(tell).await.ok()?;
+    orders.send(Order::Reload(tell)).await.ok()?;
     told.await.ok()
 }
 
@@ -206,6 +206,7 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
 
     let readings = Arc::new(EngineReadings::default());
     metrics.show_engines(&readings);
+    let readings_now = Arc::clone(&readings);
     let (engine_metrics, engine_metrics_now) = watch::channel(config.engine_metrics.clone());
     // Whoever chooses now; nobody yet.
     let listening = Arc::new(OnceLock::new());
@@ -223,23 +224,28 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
         tasks.spawn(watch(Arc::clone(&fleet), Arc::clone(&metrics)));
     }
 
-    let (reloading, requests) = mpsc::channel(1);
+    let (fleet_now, draining_now) = (Arc::clone(&fleet), draining.clone());
+    let parties = Parties { fleet, metrics: Arc::clone(&metrics), tracer, draining: draining.clone(), cut: cut.clone(), admin };
+    let proxy = Proxy::new(rules(&config, None), parties);
+    let (orders, requests) = mpsc::channel(1);
     let (access, access_now) = watch::channel(config.access.clone());
+    let file = reading.as_ref().and_then(|reading| reading.path()).map(|path| path.display().to_string());
+    let (effective, effective_now) = watch::channel(Effective { file, settings: config.settings() });
     let admin_routes = Admin {
         metrics: Arc::clone(&metrics),
-        fleet: Arc::clone(&fleet),
-        draining: draining.clone(),
+        fleet: Arc::clone(&fleet_now),
+        draining: draining_now,
         access: access_now,
         address: admin.ip(),
-        reloading: reloading.clone(),
+        orders: orders.clone(),
+        effective: effective_now,
+        proxy: Arc::clone(&proxy),
+        readings: readings_now,
+        started: std::time::Instant::now(),
     }
     .routes();
     let (admin_server, admin_server_now) = watch::channel(reload::admin_server(&config));
     tasks.spawn(server::serve(admin_listener, admin_routes, admin_server_now, None, pending()));
-
-    let fleet_now = Arc::clone(&fleet);
-    let parties = Parties { fleet, metrics: Arc::clone(&metrics), tracer, draining: draining.clone(), cut: cut.clone(), admin };
-    let proxy = Proxy::new(rules(&config, None), parties);
     let _ = listening.set(Arc::downgrade(&proxy));
     tasks.spawn(Arc::clone(&proxy).attend_to_waiting());
     let (server, server_now) = watch::channel(config.server.clone());
@@ -252,12 +258,12 @@ async fn build(config: Config, reading: Option<Reading>, log: Option<Arc<Log>>) 
         }
     });
 
-    let live = Live { roster, proxy, traffic: server, admin: admin_server, access, dns, engine_metrics, log };
-    tasks.spawn(Reloader { config, reading, live, metrics, requests, is_refused: false }.run());
+    let live = Live { roster, proxy, traffic: server, admin: admin_server, access, effective, dns, engine_metrics, log };
+    tasks.spawn(Reloader { config, reading, live, metrics, requests, log_level: None, is_refused: false }.run());
 
     let discovered = if sources == 0 { "" } else { ", others by discovery" };
     tracing::info!(%traffic, %admin, replicas = fixed, sources, "listening on {traffic}, admin port on {admin}; replicas: {fixed}{discovered}");
-    Ok(Running { traffic, admin, drain, cut, reloading, fleet: fleet_now, serving, _tasks: tasks })
+    Ok(Running { traffic, admin, drain, cut, orders, fleet: fleet_now, serving, _tasks: tasks })
 }
 
 /// How often metrics look at what nobody tells them.

@@ -9,14 +9,15 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
+use tracing::Level;
 
 use super::roster::{Listed, Order};
 use super::{ADMIN_CONNECTIONS, choosing, rules};
-use crate::admin::{self, Reloaded};
+use crate::admin::{self, Effective, Levels, NoLog, Order as Asked, Reloaded};
 use crate::config::{Config, ConfigErrors, Contents, Reading};
 use crate::proxy::Proxy;
 use crate::routing::StrategyName;
-use crate::telemetry::{Log, Metrics, Reload};
+use crate::telemetry::{self, Log, Metrics, Reload};
 use crate::{live, resolver, scrape, server};
 
 /// Where a changed configuration goes.
@@ -26,6 +27,7 @@ pub(super) struct Live {
     pub(super) traffic: watch::Sender<server::Settings>,
     pub(super) admin: watch::Sender<server::Settings>,
     pub(super) access: watch::Sender<admin::Settings>,
+    pub(super) effective: watch::Sender<Effective>,
     pub(super) dns: watch::Sender<resolver::Settings>,
     pub(super) engine_metrics: watch::Sender<scrape::Settings>,
     /// `None` where somebody else's log is written to.
@@ -40,7 +42,9 @@ pub(super) struct Reloader {
     pub(super) reading: Option<Reading>,
     pub(super) live: Live,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) requests: mpsc::Receiver<oneshot::Sender<Reloaded>>,
+    pub(super) requests: mpsc::Receiver<Asked>,
+    /// From which level on is logged, where somebody has asked for another one than is configured.
+    pub(super) log_level: Option<Level>,
     /// Whether the file was refused when it was last read.
     pub(super) is_refused: bool,
 }
@@ -78,7 +82,14 @@ impl Reloader {
             tokio::select! {
                 asked = self.requests.recv() => {
                     // Without anybody who could ask, the router is gone.
-                    let Some(tell) = asked else { return };
+                    let Some(asked) = asked else { return };
+                    let tell = match asked {
+                        Asked::Reload(tell) => tell,
+                        Asked::LogLevel(change, tell) => {
+                            let _ = tell.send(self.levels(change));
+                            continue;
+                        }
+                    };
                     let outcome = match self.look().await {
                         Some(contents) => {
                             seen.take(contents.clone());
@@ -99,6 +110,29 @@ impl Reloader {
                     }
                 }
             }
+        }
+    }
+
+    /// From which level on is logged, changed first where that is asked for. Another level holds until the configured one changes.
+    fn levels(&mut self, change: Option<Option<Level>>) -> Result<Levels, NoLog> {
+        let configured = self.config.telemetry.level;
+        match (change, self.live.log.is_some()) {
+            (Some(_), false) => return Err(NoLog),
+            (Some(level), true) => {
+                self.log_level = level.filter(|&level| level != configured);
+                let level = self.log_level.unwrap_or(configured);
+                self.follow_log();
+                tracing::info!(%level, %configured, "log level {level} by the API; {configured} is configured");
+            }
+            (None, _) => {}
+        }
+        Ok(Levels { level: self.log_level.unwrap_or(configured), configured })
+    }
+
+    fn follow_log(&self) {
+        if let Some(log) = &self.live.log {
+            let configured = &self.config.telemetry;
+            log.follow(&telemetry::Settings { level: self.log_level.unwrap_or(configured.level), ..configured.clone() });
         }
     }
 
@@ -154,12 +188,13 @@ impl Reloader {
             replace(&self.live.dns, config.resolver.clone());
             replace(&self.live.engine_metrics, config.engine_metrics.clone());
             self.metrics.show_limits(&limits(&config));
-            if let Some(log) = &self.live.log
-                && config.telemetry != self.config.telemetry
-            {
-                log.follow(&config.telemetry);
+            self.metrics.decisions().keep(config.metrics.recent_decisions);
+            self.live.effective.send_modify(|effective| effective.settings = config.settings());
+            let before = std::mem::replace(&mut self.config, config);
+            if before.telemetry != self.config.telemetry {
+                self.log_level = self.log_level.filter(|_| before.telemetry.level == self.config.telemetry.level);
+                self.follow_log();
             }
-            self.config = config;
         }
         Ok(Reloaded::Done { applied: changes.applied, needs_restart: changes.needs_restart })
     }

@@ -512,6 +512,12 @@ pub(super) static KEYS: &[Key] = &[
         "true",
         Kind::Switch(at!(metrics.on)),
     ),
+    key(
+        "recent_decisions",
+        "Requests that are remembered with where they went and why, for the page and the API of the admin port; no prompt is. 0: none.",
+        "512",
+        Kind::Number(0..=10_000, at!(metrics.recent_decisions as usize)),
+    ),
     fixed(
         "metrics_max_models",
         "Models with series of their own, at most, of those that replicas list; all others are one, other.",

@@ -104,6 +104,22 @@ impl Config {
         keys::KEYS.iter().map(|key| key.print(self) + "\n").collect()
     }
 
+    /// The effective configuration for whoever is to see it, without secrets.
+    pub fn settings(&self) -> Vec<admin::Setting> {
+        let default = Self::default();
+        let setting = |key: &keys::Key| admin::Setting {
+            key: key.name,
+            value: key.kind.print(self).trim().to_owned(),
+            default: key.default,
+            is_default: key.kind.is_same(self, &default),
+            change: match key.change {
+                Change::Live => "live",
+                Change::Restart => "restart",
+            },
+        };
+        keys::KEYS.iter().map(setting).collect()
+    }
+
     /// What is in force where `next` follows this configuration without a restart, and what has changed. What needs a restart stays as it is here.
     /// Fails where that and the rest of `next` exclude one another.
     pub fn follow(&self, next: &Config) -> Result<(Config, Changes), ConfigErrors> {

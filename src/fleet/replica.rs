@@ -79,6 +79,8 @@ impl Hasher for NumberHasher {
 /// incarnation.
 pub struct Replica {
     spec: ReplicaSpec,
+    /// Its name once more, for those who remember it longer than the replica may be there.
+    name: Arc<str>,
     incarnation: Arc<Incarnation>,
 }
 
@@ -94,7 +96,7 @@ impl Replica {
             on_trial: AtomicBool::new(false),
             returns: AtomicU64::new(0),
         };
-        Arc::new(Self { spec, incarnation: Arc::new(incarnation) })
+        Self::of(Arc::new(incarnation), spec)
     }
 
     /// The same incarnation as `spec` says from now on.
@@ -104,7 +106,7 @@ impl Replica {
 
     /// That incarnation, as `spec` says from now on.
     pub(super) fn of(incarnation: Arc<Incarnation>, spec: ReplicaSpec) -> Arc<Self> {
-        Arc::new(Self { spec, incarnation })
+        Arc::new(Self { name: spec.name.as_str().into(), spec, incarnation })
     }
 
     /// The number of its incarnation, which no other one has or will have.
@@ -125,6 +127,11 @@ impl Replica {
     /// Its identity.
     pub fn name(&self) -> &str {
         &self.spec.name
+    }
+
+    /// The same, for somebody to whom it is a name alone: it keeps nothing of the replica alive.
+    pub fn shared_name(&self) -> Arc<str> {
+        Arc::clone(&self.name)
     }
 
     /// What was configured.
@@ -187,7 +194,7 @@ impl Replica {
     }
 
     /// Whether a request is there that shows whether it is well again.
-    pub(super) fn is_tried(&self) -> bool {
+    pub fn is_tried(&self) -> bool {
         self.incarnation.on_trial.load(Ordering::Acquire)
     }
 

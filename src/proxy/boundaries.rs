@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::fleet::PoolName;
+use crate::request::Key;
 use crate::routing::{Direction, Moved};
 
 /// A pool has one line in this time, so that traffic which changes quickly does not fill the log.
@@ -31,13 +32,18 @@ struct Told {
 }
 
 impl Boundaries {
+    /// What a key is shown as.
+    pub(super) fn masked(&self, key: Key) -> String {
+        format!("{:016x}", self.secret.hash_one(key))
+    }
+
     /// Tells of what moved in a pool, where it is time.
     pub(super) fn tell(&self, pool: &PoolName, moved: &[Moved], now: Instant) {
         if let Some((moved, untold)) = moved.last().and_then(|last| Some((last, self.is_due(pool, moved.len() as u64, now)?))) {
-            let (pool, key) = (pool.label(), self.secret.hash_one(moved.boundary.key));
+            let (pool, key) = (pool.label(), self.masked(moved.boundary.key));
             let direction = moved.direction.label();
             let depth = moved.boundary.depth;
-            tracing::info!(pool, depth, direction, untold, "{}", sentence(pool, moved, key, untold));
+            tracing::info!(pool, depth, direction, untold, "{}", sentence(pool, moved, &key, untold));
         }
     }
 
@@ -60,7 +66,7 @@ impl Boundaries {
     }
 }
 
-fn sentence(pool: &str, moved: &Moved, key: u64, untold: u64) -> String {
+fn sentence(pool: &str, moved: &Moved, key: &str, untold: u64) -> String {
     let &Moved { boundary, direction, count, limit, window, replicas } = moved;
     let percent = |count: f32| f64::from(count) / f64::from(window) * 100.0;
     let (share, limit) = (percent(count), percent(limit));
@@ -76,16 +82,13 @@ fn sentence(pool: &str, moved: &Moved, key: u64, untold: u64) -> String {
     };
     let untold =
         if untold > 0 { format!("; changes since the last line about this pool, besides this one: {untold}") } else { String::new() };
-    format!(
-        "pool {pool}: the same first {} characters (key {key:016x}) begin {share:.1} % of recent requests, {what}{untold}",
-        boundary.depth
-    )
+    format!("pool {pool}: the same first {} characters (key {key}) begin {share:.1} % of recent requests, {what}{untold}", boundary.depth)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::{Boundary, Key};
+    use crate::request::Boundary;
 
     fn moved(direction: Direction) -> Moved {
         let boundary = Boundary { depth: 4_096, key: Key(0x1234_5678_9abc_def0) };
@@ -94,11 +97,11 @@ mod tests {
 
     #[test]
     fn a_sentence_says_what_moved_and_why() {
-        let hot = sentence("all", &moved(Direction::Hot), 1, 0);
+        let hot = sentence("all", &moved(Direction::Hot), "0000000000000001", 0);
         let expected = "pool all: the same first 4096 characters (key 0000000000000001) begin 4.0 % of recent requests, more than 3.2 %, the most for one \
                         of 7 replicas: from now on more of their prompts is looked at, so that they spread (nothing is to be done)";
         assert_eq!(hot, expected);
-        let cooled = sentence("m", &moved(Direction::Cooled), 1, 3);
+        let cooled = sentence("m", &moved(Direction::Cooled), "1", 3);
         assert!(cooled.contains("less than half of 3.2 %") && cooled.ends_with("besides this one: 3"), "{cooled}");
     }
 
@@ -127,7 +130,7 @@ mod tests {
     fn a_key_is_shown_under_a_secret_of_its_own() {
         let (one, other) = (Boundaries::default(), Boundaries::default());
         let key = Key(7);
-        assert_ne!(one.secret.hash_one(key), 7);
-        assert_ne!(one.secret.hash_one(key), other.secret.hash_one(key));
+        assert_ne!(one.masked(key), "0000000000000007");
+        assert_ne!(one.masked(key), other.masked(key));
     }
 }

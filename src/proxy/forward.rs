@@ -86,8 +86,8 @@ impl<'a> Forward<'a> {
         let mut chosen = self.choose(record).await?.ok_or(ProxyError::NoReplica)?;
         let mut busy = None;
         loop {
-            self.note(&chosen, record);
-            let Chosen { slot, reason, trial, upstream } = chosen;
+            self.note(&mut chosen, record);
+            let Chosen { slot, reason, trial, upstream, .. } = chosen;
             let result = self.attempt(Arc::clone(&upstream)).await;
             self.report(&result);
             // What came of it is known before anybody else goes there.
@@ -189,11 +189,11 @@ impl<'a> Forward<'a> {
         false
     }
 
-    fn note(&mut self, chosen: &Chosen, record: &mut Record) {
-        let replica = chosen.slot.replica();
-        record.is_sent(replica, chosen.reason);
+    fn note(&mut self, chosen: &mut Chosen, record: &mut Record) {
+        let (replica, overlap) = (chosen.slot.replica(), chosen.slot.overlap());
+        record.is_sent(replica, chosen.reason, chosen.instead_of.take(), overlap);
         if let Some(trace) = &mut record.trace {
-            trace.chosen(chosen.slot.overlap());
+            trace.chosen(overlap);
         }
         self.tried.push(Arc::clone(replica));
     }

@@ -11,6 +11,7 @@ mod budget;
 mod buffers;
 mod error;
 mod events;
+mod explain;
 mod forward;
 mod headers;
 mod local;
@@ -35,11 +36,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::live::LiveFleet;
-use crate::request::{self, Ask, Dialect, Refusal, Surface};
+use crate::request::{self, Ask, Dialect, Key, Refusal, Surface};
 use crate::routing::{Aim, Chooser};
 use crate::telemetry::{Limit, Metrics, Record, Tracer};
 use crate::upstream::Outgoing;
 pub use budget::RetryBudget;
+pub use explain::{Described, Explained, Unexplained};
 pub use response::{Body, Response};
 
 use admission::{Admission, Slot};
@@ -180,6 +182,11 @@ impl Proxy {
         self.admission.attend().await;
     }
 
+    /// What a key is shown as: nobody can find it out by trying prompts elsewhere, and here all show it alike.
+    pub fn masked(&self, key: Key) -> String {
+        self.boundaries.masked(key)
+    }
+
     /// What requests that come now go by.
     pub fn rules(&self) -> Arc<Rules> {
         self.rules.load_full()
@@ -274,6 +281,7 @@ impl Proxy {
         let aim = rules.chooser.aim(&ask, pool);
         if let Aim::ByKey(sight) = &aim {
             self.parties.metrics.aimed(sight);
+            record.is_placed_by(sight);
             if !sight.moved.is_empty() {
                 self.boundaries.tell(pool.name(), &sight.moved, Instant::now());
             }

@@ -116,6 +116,11 @@ impl Surface {
         })
     }
 
+    /// Whether the router answers it itself.
+    pub fn is_answered_here(self) -> bool {
+        matches!(self, Self::Health | Self::Ping | Self::Models | Self::Load)
+    }
+
     /// Whether its streams begin with events that come before the prompt is computed (`response.created`).
     pub fn begins_early(self) -> bool {
         self == Self::Responses

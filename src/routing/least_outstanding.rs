@@ -1,12 +1,13 @@
 //! `least_outstanding`: fewest outstanding relative to weight, ties by chance. It does not look at the prompt.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 use super::candidates::by_load;
-use super::{Aim, Candidates, Choice, Reason, Strategy};
+use super::{Aim, Candidates, Choice, Explanation, Reason, Standing, Strategy, Would};
 
 pub(super) struct LeastOutstanding;
 
@@ -31,5 +32,16 @@ impl Strategy for LeastOutstanding {
             }
         }
         Some(Choice::new(least.lease(), Reason::Load))
+    }
+
+    fn explain(&self, _: &Aim, candidates: &Candidates<'_>) -> Explanation {
+        let mut all: Vec<_> = candidates.iter().collect();
+        all.sort_by(|one, other| by_load(one, other));
+        let would = match all.as_slice() {
+            [] => Would::Nobody,
+            [least, next, ..] if by_load(least, next).is_eq() => Would::Any(Reason::Load),
+            [least, ..] => Would::Go { replica: Arc::clone(least), reason: Reason::Load, instead_of: None },
+        };
+        Explanation { would, standings: all.into_iter().map(Standing::of).collect() }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError, RwLock};
 
 use super::memory::{Crowded, Look, Memory};
 use super::sight::{Fit, Seen, Sight};
-use super::table;
+use super::{Aim, HotKey, Peek, Step, table};
 use crate::fleet::{Pool, PoolName};
 use crate::request::Boundary;
 use crate::units::{OrAuto, PrefixLength};
@@ -60,6 +60,48 @@ impl Keys {
         }
     }
 
+    /// What [`Self::look`] would come to. It changes nothing.
+    pub(super) fn peek(&self, boundaries: &[Boundary], pool: &Pool) -> Peek {
+        let members = pool.members().len();
+        let glance = self.memories().and_then(|memories| memories.peek(pool.name(), |memory| memory.peek(boundaries, members)));
+        let steps = boundaries.iter().enumerate().map(|(index, &boundary)| {
+            let seen = glance.as_ref().and_then(|glance| glance.steps.get(index));
+            Step {
+                boundary,
+                share: seen.map(|seen| seen.0),
+                limit: glance.as_ref().map(|glance| glance.limit),
+                is_hot: seen.is_some_and(|seen| seen.1),
+            }
+        });
+        let steps: Vec<Step> = steps.collect();
+        let is_known = self.memories().map(|_| glance.as_ref().is_some_and(|glance| glance.known.is_some()));
+        let (chosen, sight) = match (self, &glance) {
+            (Self::Automatic(_), Some(glance)) => {
+                let seen = glance.known.map_or(Seen::Never { at: 0, reuse: glance.reuse }, Seen::Before);
+                let hot = glance.end.checked_sub(1).map_or(0, |last| boundaries[last].depth);
+                (glance.end, boundaries.get(glance.end).map(|end| Sight { hot, seen, ..end.key.into() }))
+            }
+            // Without a memory nothing is hot, and nothing known.
+            (Self::Automatic(_), None) => {
+                (0, boundaries.first().map(|first| Sight { seen: Seen::Never { at: 0, reuse: None }, ..first.key.into() }))
+            }
+            (Self::Fixed(_), _) => (0, boundaries.first().map(|first| first.key.into())),
+        };
+        let depth = matches!(self, Self::Automatic(_)).then(|| boundaries.get(chosen).map(|end| end.depth)).flatten();
+        Peek { aim: sight.map_or(Aim::NoKey, |sight| Aim::ByKey(Sight { depth, ..sight })), steps, chosen, is_known }
+    }
+
+    /// A pool's most frequent keys, at most so many.
+    pub(super) fn hot_keys(&self, pool: &Pool, most: usize) -> Vec<HotKey> {
+        let top = self.memories().and_then(|memories| memories.peek(pool.name(), |memory| Some(memory.hot_keys(most))));
+        let is_automatic = matches!(self, Self::Automatic(_));
+        let home = |key, tag: Option<u32>| {
+            let remembered = tag.filter(|&tag| is_automatic && tag > 0).and_then(|tag| pool.ring().tagged(tag));
+            pool.members().get(remembered.or_else(|| pool.ring().home(key))?).cloned()
+        };
+        top.into_iter().flatten().map(|(key, share, tag)| HotKey { key, share, home: home(key, tag) }).collect()
+    }
+
     /// Whether [`Self::look`] would go no further than to `boundary`. It changes nothing.
     pub(super) fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
         self.memories().is_none_or(|memories| memories.is_enough(boundary, pool))
@@ -74,12 +116,12 @@ impl Keys {
 
     /// How many of a pool's keys are known, of late; `None` where nobody counts, or none was seen.
     pub(super) fn reuse(&self, pool: &PoolName) -> Option<f64> {
-        self.memories()?.peek(pool, Memory::reuse)
+        self.memories()?.peek(pool, |memory| memory.reuse())
     }
 
     /// The share of a pool's recent requests that its most frequent key has; `None` where nobody counts, or too few were seen.
     pub(super) fn top_share(&self, pool: &PoolName) -> Option<f64> {
-        self.memories()?.peek(pool, Memory::top_share)
+        self.memories()?.peek(pool, |memory| memory.top_share())
     }
 
     fn memories(&self) -> Option<&Memories> {
@@ -142,9 +184,9 @@ impl Memories {
     }
 
     /// What there is to be seen of a pool's memory; `None` where it was not asked for.
-    fn peek<T>(&self, pool: &PoolName, see: impl FnOnce(&Memory) -> Option<T>) -> Option<T> {
+    fn peek<T>(&self, pool: &PoolName, see: impl FnOnce(&mut Memory) -> Option<T>) -> Option<T> {
         let pools = self.pools.read().unwrap_or_else(PoisonError::into_inner);
-        see(&pools.get(pool)?.memory.lock().unwrap_or_else(PoisonError::into_inner))
+        see(&mut pools.get(pool)?.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A poisoned lock holds counts that are still sound.

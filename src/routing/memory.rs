@@ -7,7 +7,7 @@ use super::decay::{ONE_STEP, decay};
 use super::sight::{Direction, Fit, Moved};
 use super::table::{Entry, MOST_ENTRIES, Table};
 use super::top_keys::TopKeys;
-use crate::request::Boundary;
+use crate::request::{Boundary, Key};
 
 /// A boundary is hot where its share of the traffic is above this part of a replica's equal share: a replica must be able to hold several keys,
 /// or one of them alone fills it. Four keys of the largest size make one replica's share.
@@ -75,6 +75,20 @@ pub(super) struct Look {
     pub(super) fit: Fit,
 }
 
+/// What would be seen of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Glance {
+    /// The boundary that it would be placed by.
+    pub(super) end: usize,
+    /// As in [`Look`].
+    pub(super) known: Option<u32>,
+    pub(super) reuse: Option<f64>,
+    /// Of each boundary, the share of recent requests that begin with it, this one included, and whether it is hot.
+    pub(super) steps: Vec<(f64, bool)>,
+    /// Above which share that is.
+    pub(super) limit: f64,
+}
+
 /// What had to be forgotten, though it still counted and a larger table would have kept it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Crowded {
@@ -130,7 +144,7 @@ impl Memory {
         for (index, &boundary) in boundaries.iter().enumerate() {
             let (entry, displaced) = self.table.entry(boundary.key.0, now);
             forgotten.extend(displaced.filter(|other| now.wrapping_sub(other.touched) < KNOWN_FOR));
-            let is_known = entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR;
+            let is_known = is_known(entry, now);
             // One replica gets everything, whatever is hot.
             if let Some(direction) = touch(entry, now, limit as f32)
                 && members > 1
@@ -167,6 +181,34 @@ impl Memory {
     pub(super) fn is_enough(&mut self, boundary: &Boundary, members: usize) -> bool {
         let Step { requests, limit, .. } = self.next(members);
         self.table.get_mut(boundary.key.0).is_none_or(|entry| !touched(entry, requests as u32, limit as f32).1)
+    }
+
+    /// What [`Self::look`] would see of a request. It changes nothing.
+    pub(super) fn peek(&mut self, boundaries: &[Boundary], members: usize) -> Option<Glance> {
+        let last = boundaries.len().checked_sub(1)?;
+        let Step { requests, weight, limit } = self.next(members);
+        let now = requests as u32;
+        let (mut steps, mut end) = (Vec::new(), None);
+        for (index, boundary) in boundaries.iter().enumerate() {
+            let entry = self.table.get_mut(boundary.key.0);
+            let (count, is_hot) = entry.as_ref().map_or((1.0, false), |entry| touched(entry, now, limit as f32));
+            let known = entry.filter(|entry| is_known(entry, now)).map(|entry| entry.home);
+            // Counts are rounded, so that all may be a little more than all.
+            steps.push(((f64::from(count) / weight).min(1.0), is_hot));
+            if end.is_none() && (!is_hot || index == last) {
+                end = Some((index, known));
+            }
+        }
+        let (end, known) = end?;
+        Some(Glance { end, known, reuse: self.reuse_so_far(), steps, limit: limit / weight })
+    }
+
+    /// The most frequent keys, at most so many: each with its share of the recent requests, and the tag of its home where that is not the ring's.
+    pub(super) fn hot_keys(&mut self, most: usize) -> Vec<(Key, f64, Option<u32>)> {
+        let now = self.requests as u32;
+        let top = self.top.shares().into_iter().take(most);
+        top.map(|(key, share)| (Key(key), share, self.table.get_mut(key).filter(|entry| is_known(entry, now)).map(|entry| entry.home)))
+            .collect()
     }
 
     /// What the clock and the limit are for the next request.
@@ -246,6 +288,11 @@ impl Fit {
     fn of(is_known: bool) -> Self {
         if is_known { Self::Known } else { Self::New }
     }
+}
+
+/// Whether `entry`'s key was asked for of late.
+fn is_known(entry: &Entry, now: u32) -> bool {
+    entry.count > 0.0 && now.wrapping_sub(entry.touched) < KNOWN_FOR
 }
 
 /// Whether so many of recent requests, which count `weight` together, are more than a replica's equal share.

@@ -5,6 +5,7 @@
 mod cache_aware;
 mod candidates;
 mod decay;
+mod explain;
 mod first_sight;
 mod gate;
 mod least_outstanding;
@@ -27,6 +28,7 @@ use strum::VariantArray;
 
 pub use cache_aware::{Forecast, Report, Turn, Verdict};
 pub use candidates::Candidates;
+pub use explain::{Expected, Explanation, HotKey, PassedOver, Peek, Standing, Step, Would};
 pub use sight::{Direction, FirstSight, Fit, Moved, Sight};
 
 use crate::fleet::{Lease, Pool, Replica, Trial};
@@ -100,6 +102,11 @@ impl StrategyName {
             Self::Random => "random",
         }
     }
+
+    /// Whether it looks at the prompt.
+    pub fn goes_by_key(self) -> bool {
+        matches!(self, Self::PrefixAware | Self::CacheAware)
+    }
 }
 
 /// Where a request goes whose home is gated.
@@ -154,6 +161,8 @@ pub struct Choice {
     pub reason: Reason,
     /// What became of a key that was seen for the first time.
     pub first_sight: Option<FirstSight>,
+    /// Who was not chosen, though its key's first choice.
+    pub instead_of: Option<PassedOver>,
     /// What was expected of it, by a strategy that learns from what comes.
     pub forecast: Option<Box<Forecast>>,
     /// Held where the request shows whether the replica is well again: until the first byte of the answer, or the failure that comes in its place.
@@ -162,7 +171,7 @@ pub struct Choice {
 
 impl Choice {
     fn new(lease: Lease, reason: Reason) -> Self {
-        Self { lease, reason, first_sight: None, forecast: None, trial: None }
+        Self { lease, reason, first_sight: None, instead_of: None, forecast: None, trial: None }
     }
 }
 
@@ -248,8 +257,18 @@ pub trait Strategy: Send + Sync {
         true
     }
 
+    /// What [`Self::aim`] would come to. Nothing is counted.
+    fn peek(&self, ask: &Ask, boundaries: &Boundaries, pool: &Pool) -> Peek {
+        let steps = boundaries.iter().map(|&boundary| Step { boundary, share: None, limit: None, is_hot: false }).collect();
+        let aim = self.aim(ask, boundaries, pool);
+        Peek { aim, steps, chosen: boundaries.len().saturating_sub(1), is_known: None }
+    }
+
     /// Picks a candidate; `None` only where there are none, or where the one it would be has enough to do ([`Candidates::within`]).
     fn choose(&self, aim: &Aim, candidates: &Candidates<'_>, rng: &mut dyn Rng) -> Option<Choice>;
+
+    /// What [`Self::choose`] would do. Nothing is chosen, counted or remembered.
+    fn explain(&self, aim: &Aim, candidates: &Candidates<'_>) -> Explanation;
 
     /// What it would be to go to the candidate that costs least; `None` where that is not known. Nothing is chosen, and nothing counted.
     fn estimate(&self, aim: &Aim, candidates: &Candidates<'_>) -> Option<Estimate> {
@@ -267,6 +286,12 @@ pub trait Strategy: Send + Sync {
     fn insight(&self, pool: &Pool, now: Instant) -> Insight {
         let _ = (pool, now);
         Insight::default()
+    }
+
+    /// A pool's most frequent keys, at most so many; none where nobody counts.
+    fn hot_keys(&self, pool: &Pool, most: usize) -> Vec<HotKey> {
+        let _ = (pool, most);
+        Vec::new()
     }
 
     /// Whether it goes by a prompt's chunks.
@@ -330,6 +355,15 @@ impl Chooser {
         }
     }
 
+    /// What [`Self::aim`] would come to, and by what it would. Nothing is counted.
+    pub fn peek(&self, ask: &Ask, pool: &Pool) -> Peek {
+        match &ask.placement {
+            Placement::ByLoad => Peek::default(),
+            Placement::ByKey(boundaries) if boundaries.is_empty() => Peek { aim: Aim::NoKey, ..Peek::default() },
+            Placement::ByKey(boundaries) => self.strategy.peek(ask, boundaries, pool),
+        }
+    }
+
     /// Whether requests are to be read with their chunks.
     pub fn wants_chunks(&self) -> bool {
         self.strategy.wants_chunks()
@@ -377,6 +411,31 @@ impl Chooser {
     /// What there is to be seen of the strategy's work for `pool`. It costs time in proportion to the pool.
     pub fn insight(&self, pool: &Pool, now: Instant) -> Insight {
         self.strategy.insight(pool, now)
+    }
+
+    /// What [`Self::choose`] would do. Nothing is chosen, counted or remembered.
+    pub fn explain(&self, aim: &Aim, candidates: &Candidates<'_>) -> Explanation {
+        let mut explanation = match aim {
+            Aim::ByLoad => LeastOutstanding.explain(aim, candidates),
+            _ => self.strategy.explain(aim, candidates),
+        };
+        match &mut explanation.would {
+            // Another request is there at this moment, and shows whether it is well.
+            Would::Go { replica, .. } if candidates.is_on_trial(replica) && replica.is_tried() => {
+                let others = self.explain(aim, &candidates.without(replica));
+                if !matches!(others.would, Would::Nobody) {
+                    return others;
+                }
+            }
+            Would::Go { reason, .. } | Would::Any(reason) if candidates.is_another_try() => *reason = Reason::Failover,
+            _ => {}
+        }
+        explanation
+    }
+
+    /// A pool's most frequent keys, at most so many; none where nobody counts, or too few requests were seen.
+    pub fn hot_keys(&self, pool: &Pool, most: usize) -> Vec<HotKey> {
+        self.strategy.hot_keys(pool, most)
     }
 
     /// Picks a candidate; `None` only where there are none, or where the one it would be has enough to do ([`Candidates::within`]). Whatever does no prefill goes by load under every strategy.

@@ -16,7 +16,10 @@ use super::gate::Gate;
 use super::least_outstanding::LeastOutstanding;
 use super::memories::Keys;
 use super::sight::{Seen, Sight};
-use super::{Aim, Candidates, Choice, FirstSight, Insight, Overflow, Reason, Settings, Strategy};
+use super::{
+    Aim, Candidates, Choice, Explanation, FirstSight, HotKey, Insight, Overflow, PassedOver, Peek, Reason, Settings, Standing, Strategy,
+    Would,
+};
 use crate::fleet::{Pool, Replica, tag};
 use crate::request::{Ask, Boundaries, Boundary, Key};
 use crate::units::OrAuto;
@@ -86,6 +89,12 @@ impl PrefixAware {
         }
     }
 
+    /// The home, where another one takes its place.
+    fn passed_over(&self, home: &Home<'_>, taken: &Replica) -> Option<PassedOver> {
+        let replica = home.replica;
+        (!taken.is(replica)).then(|| PassedOver { replica: Arc::clone(replica), outstanding: replica.outstanding() })
+    }
+
     /// Where a request goes that `home` does not take. A gated replica is taken only where all in question are gated; it may then be `home` itself, since
     /// a threshold is not a limit.
     fn overflow<'a>(&self, key: Key, home: &'a Arc<Replica>, candidates: &Candidates<'a>) -> Option<&'a Arc<Replica>> {
@@ -127,6 +136,10 @@ impl Strategy for PrefixAware {
         self.keys.look(boundaries, pool).map_or(Aim::NoKey, Aim::ByKey)
     }
 
+    fn peek(&self, _: &Ask, boundaries: &Boundaries, pool: &Pool) -> Peek {
+        self.keys.peek(boundaries, pool)
+    }
+
     fn is_enough(&self, boundary: &Boundary, pool: &Pool) -> bool {
         self.keys.is_enough(boundary, pool)
     }
@@ -141,12 +154,46 @@ impl Strategy for PrefixAware {
             Some(lease) => Choice::new(lease, home.reason),
             None => {
                 let replica = self.overflow(sight.key, home.replica, candidates)?;
-                let reason = if replica.is(home.replica) { home.reason } else { Reason::Overflow };
-                Choice::new(replica.lease(), reason)
+                match self.passed_over(&home, replica) {
+                    None => Choice::new(replica.lease(), home.reason),
+                    instead_of => Choice { instead_of, ..Choice::new(replica.lease(), Reason::Overflow) },
+                }
             }
         };
         self.remember(sight, &home, candidates.pool());
         Some(Choice { first_sight: home.first_sight, ..choice })
+    }
+
+    fn explain(&self, aim: &Aim, candidates: &Candidates<'_>) -> Explanation {
+        let Aim::ByKey(sight) = aim else {
+            let mut by_load = LeastOutstanding.explain(aim, candidates);
+            if let Would::Go { reason, .. } | Would::Any(reason) = &mut by_load.would {
+                *reason = Reason::NoKey;
+            }
+            return by_load;
+        };
+        let thresholds = self.gate.thresholds(candidates);
+        let standing = |(rank, replica): (usize, &Arc<Replica>)| Standing {
+            rank: Some(rank),
+            is_full: candidates.is_full(replica),
+            threshold: Some(thresholds.of(replica)).filter(|&threshold| threshold < u64::MAX),
+            ..Standing::of(replica)
+        };
+        let standings = candidates.order_regardless_of_room(sight.key).enumerate().map(standing).collect();
+        let go = |replica: &Arc<Replica>, reason, instead_of| Would::Go { replica: Arc::clone(replica), reason, instead_of };
+        let would = self.home(sight, candidates).map_or(Would::Nobody, |home| {
+            if home.replica.outstanding() < candidates.gate(thresholds.of(home.replica)) {
+                return go(home.replica, home.reason, None);
+            }
+            match self.overflow(sight.key, home.replica, candidates) {
+                None => Would::Nobody,
+                Some(taken) => match self.passed_over(&home, taken) {
+                    None => go(taken, home.reason, None),
+                    instead_of => go(taken, Reason::Overflow, instead_of),
+                },
+            }
+        });
+        Explanation { would, standings }
     }
 
     fn thresholds(&self, pool: &Pool, now: Instant) -> Vec<(u64, u64)> {
@@ -154,6 +201,10 @@ impl Strategy for PrefixAware {
         let thresholds = self.gate.thresholds(&candidates);
         let all = candidates.iter().map(|replica| (replica.incarnation(), thresholds.of(replica)));
         all.filter(|&(_, threshold)| threshold < u64::MAX).collect()
+    }
+
+    fn hot_keys(&self, pool: &Pool, most: usize) -> Vec<HotKey> {
+        self.keys.hot_keys(pool, most)
     }
 
     fn insight(&self, pool: &Pool, now: Instant) -> Insight {

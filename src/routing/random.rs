@@ -2,7 +2,7 @@
 
 use rand::{Rng, RngExt};
 
-use super::{Aim, Candidates, Choice, Reason, Strategy};
+use super::{Aim, Candidates, Choice, Explanation, Reason, Standing, Strategy, Would};
 
 pub(super) struct Random;
 
@@ -17,4 +17,15 @@ impl Strategy for Random {
         })?;
         Some(Choice::new(replica.lease(), Reason::Load))
     }
+
+    fn explain(&self, _: &Aim, candidates: &Candidates<'_>) -> Explanation {
+        any(candidates)
+    }
+}
+
+/// What is to be said where none of the candidates is more likely than its weight makes it.
+pub(super) fn any(candidates: &Candidates<'_>) -> Explanation {
+    let standings: Vec<_> = candidates.iter().map(Standing::of).collect();
+    let would = if standings.is_empty() { Would::Nobody } else { Would::Any(Reason::Load) };
+    Explanation { would, standings }
 }

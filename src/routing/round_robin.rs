@@ -4,7 +4,8 @@ use std::sync::{Mutex, PoisonError, Weak};
 
 use rand::Rng;
 
-use super::{Aim, Candidates, Choice, Reason, Strategy};
+use super::random::any;
+use super::{Aim, Candidates, Choice, Explanation, Reason, Strategy};
 use crate::fleet::{ByIncarnation, Incarnation};
 
 /// Every candidate earns its weight at each turn; the richest is chosen and pays what all earned. Equal replicas thus take strict turns,
@@ -57,5 +58,10 @@ impl Strategy for RoundRobin {
         }
         bank.close_left();
         Some(Choice::new(replica.lease(), Reason::Load))
+    }
+
+    /// Whose turn it is may be somebody else's by the time that a request comes.
+    fn explain(&self, _: &Aim, candidates: &Candidates<'_>) -> Explanation {
+        any(candidates)
     }
 }

@@ -63,6 +63,17 @@ impl TopKeys {
         }
     }
 
+    /// The keys with the shares of the recent requests that they have at least, the most frequent first; none where too few were seen.
+    pub(super) fn shares(&self) -> Vec<(u64, f64)> {
+        if self.requests < LEAST_REQUESTS {
+            return Vec::new();
+        }
+        let shares = self.keys.iter().zip(&self.counts).map(|(&key, count)| (key, (count.count - count.error) / self.total));
+        let mut shares: Vec<_> = shares.filter(|&(_, share)| share > 0.0).collect();
+        shares.sort_by(|one, other| other.1.total_cmp(&one.1));
+        shares
+    }
+
     /// The share of the recent requests that the most frequent key has at least; `None` where too few were seen.
     pub(super) fn top_share(&self) -> Option<f64> {
         let most = self.counts.iter().map(|count| count.count - count.error).fold(0.0, f64::max);

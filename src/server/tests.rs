@@ -1,3 +1,5 @@
+//! What becomes of a connection that is there when the server is to end.
+
 #![expect(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use std::future::ready;

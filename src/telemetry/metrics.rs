@@ -2,20 +2,23 @@
 //!
 //! All labels come from closed lists, from the configuration, or from the fleet, so that no client can add a series.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prometheus::local::LocalHistogram;
 use prometheus::{Encoder, IntCounter, IntCounterVec, Registry, TextEncoder};
 
+use super::decisions::Decisions;
 use super::engine::Engines;
 use super::forecasts::Forecasts;
+use super::history::{Flow, History};
 use super::labels::RetryCause;
 use super::models::ModelLabel;
 use super::operation::Operation;
 use super::placement::Placement;
 use super::replicas::Replicas;
-use super::requests::{Finished, Requests};
+use super::requests::{Finished, Requests, Totals};
 use super::series::{Family, Series};
 use super::spans::Spans;
 use super::waiting::Waiting;
@@ -32,11 +35,13 @@ pub struct Settings {
     pub on: bool,
     /// Models that have series of their own, at most, of those that the fleet lists.
     pub max_models: usize,
+    /// Requests that are remembered with where they went and why; 0: none.
+    pub recent_decisions: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { on: true, max_models: 100 }
+        Self { on: true, max_models: 100, recent_decisions: 512 }
     }
 }
 
@@ -57,6 +62,8 @@ pub struct Metrics {
     pub(super) forecasts: Forecasts,
     pub(super) operation: Operation,
     pub(super) spans: Spans,
+    history: History,
+    decisions: Decisions,
 }
 
 impl Metrics {
@@ -81,6 +88,8 @@ impl Metrics {
             forecasts: Forecasts::new(&mut series)?,
             operation: Operation::new(&mut series)?,
             spans: Spans::new(&mut series)?,
+            history: History::default(),
+            decisions: Decisions::new(settings.recent_decisions),
             registry: series.registry,
             families: series.families,
         };
@@ -137,7 +146,38 @@ impl Metrics {
     /// Counts what nobody tells of: the time `since` this was called last, where gates are closed; and lets go what the fleet has no more.
     pub fn watch(&self, fleet: &Snapshot, since: Duration) {
         self.placement.count_saturation(fleet, since);
+        self.history.look(Instant::now(), || self.requests.totals().by_reason);
         self.requests.sweep(fleet);
+    }
+
+    /// The last requests, and where they went.
+    pub fn decisions(&self) -> &Decisions {
+        &self.decisions
+    }
+
+    /// From how many outstanding requests on gates are closed now, by incarnation; those that have no gate are not there.
+    pub fn thresholds(&self, fleet: &Snapshot) -> HashMap<u64, u64> {
+        self.placement.thresholds(fleet)
+    }
+
+    /// Requests that wait in the queue, and the bytes of their bodies.
+    pub fn queue(&self) -> (u64, u64) {
+        self.waiting.queue()
+    }
+
+    /// What was counted of requests so far; nothing where metrics are off.
+    pub fn totals(&self) -> Totals {
+        self.requests.totals()
+    }
+
+    /// How many requests ended in the last minutes.
+    pub fn flow(&self) -> Flow {
+        self.history.flow()
+    }
+
+    /// What a model's label is called.
+    pub fn model_name(&self, label: ModelLabel) -> String {
+        self.requests.models().name(label)
     }
 
     /// The label of the model that a request named, which goes to that pool, if to any.

@@ -2,8 +2,10 @@
 
 mod access_log;
 mod at_hand;
+mod decisions;
 mod engine;
 mod forecasts;
+mod history;
 mod labels;
 mod log;
 mod metrics;
@@ -23,11 +25,14 @@ use std::time::Duration;
 use tracing::Level;
 
 pub use access_log::FIELDS as ACCESS_LOG_FIELDS;
+pub use decisions::{Decision, Decisions};
+pub use history::{ByReason, Flow};
 pub use labels::{HoldEnd, Limit, QueueBound, Reload, RetryCause, UpstreamError};
 pub use log::{Log, start};
 pub use metrics::{Metrics, Settings as MetricsSettings};
 pub use models::ModelLabel;
 pub use record::Record;
+pub use requests::{CLASSES, Totals};
 pub use series::Family;
 pub use traces::{TRACEPARENT, TRACESTATE, Trace, Tracer};
 

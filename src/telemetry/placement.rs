@@ -106,13 +106,22 @@ impl Placement {
 
     /// Counts the time since this was done last, where a replica's gate is closed now.
     pub(super) fn count_saturation(&self, fleet: &Snapshot, since: Duration) {
-        let Some(chooser) = self.chooser.load_full() else { return };
-        let now = Instant::now();
-        let thresholds: Vec<_> = fleet.pools().map(|pool| (pool, chooser.thresholds(pool, now))).collect();
-        for (replica, threshold) in lowest(fleet, &thresholds) {
+        for (replica, threshold) in self.lowest_now(fleet) {
             let closed = if replica.outstanding() >= threshold { since } else { Duration::ZERO };
             self.saturated.with_label_values(&[replica.name()]).inc_by(closed.as_secs_f64());
         }
+    }
+
+    /// The thresholds that there are now, by incarnation.
+    pub(super) fn thresholds(&self, fleet: &Snapshot) -> HashMap<u64, u64> {
+        self.lowest_now(fleet).into_iter().map(|(replica, threshold)| (replica.incarnation(), threshold)).collect()
+    }
+
+    fn lowest_now<'a>(&self, fleet: &'a Snapshot) -> Vec<(&'a Arc<Replica>, u64)> {
+        let Some(chooser) = self.chooser.load_full() else { return Vec::new() };
+        let now = Instant::now();
+        let thresholds: Vec<_> = fleet.pools().map(|pool| (pool, chooser.thresholds(pool, now))).collect();
+        lowest(fleet, &thresholds)
     }
 
     /// A replica's series go.

@@ -1,9 +1,9 @@
 //! One request's record: filled in on the way, written once, when it goes: one log line, its share of the metrics, and its span where it is traced.
 //!
-//! It never holds prompt text, a model's name, an identifier or a key: only what is listed here.
+//! It never holds prompt text, a model's name or an identifier: only what is listed here. Its key is shown nowhere as it is.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode};
@@ -11,13 +11,14 @@ use prometheus::local::LocalHistogram;
 
 use super::Trace;
 use super::access_log;
+use super::decisions::{Decision, name_of};
 use super::labels::RetryCause;
 use super::metrics::{CLIENT_GONE, Metrics};
 use super::models::ModelLabel;
 use super::requests::Finished;
 use crate::fleet::Replica;
-use crate::request::{Surface, Usage};
-use crate::routing::{Reason, StrategyName};
+use crate::request::{Key, Surface, Usage};
+use crate::routing::{PassedOver, Reason, Sight, StrategyName};
 
 /// Bytes of an identifier that are shown.
 const MOST_OF_AN_ID: usize = 128;
@@ -59,6 +60,11 @@ pub struct Record {
     pub reason: Option<Reason>,
     /// The last replica tried.
     pub replica: Option<Arc<Replica>>,
+    /// What it is placed by, and how many characters that covers where traffic decides that. It is not shown as it is.
+    key: Option<(Key, Option<u32>)>,
+    /// Of the last choice: who was passed over, and what the replica is expected to hold.
+    instead_of: Option<PassedOver>,
+    overlap: Option<f64>,
     /// Replicas tried.
     pub tries: u32,
     /// The replicas that failed before the last one, and how: `a busy, b broke`.
@@ -110,6 +116,9 @@ impl Record {
             status: None,
             reason: None,
             replica: None,
+            key: None,
+            instead_of: None,
+            overlap: None,
             tries: 0,
             failed: String::new(),
             body_bytes: 0,
@@ -170,8 +179,14 @@ impl Record {
         self.read = Some(Instant::now());
     }
 
-    /// It is about to be sent to a replica.
-    pub fn is_sent(&mut self, replica: &Arc<Replica>, reason: Reason) {
+    /// That is what it would be placed by, where its strategy looks at prompts.
+    pub fn is_placed_by(&mut self, sight: &Sight) {
+        self.key = self.strategy.goes_by_key().then_some((sight.key, sight.depth));
+    }
+
+    /// It is about to be sent to a replica, which is expected to hold that share of its prompt, where that is known.
+    pub fn is_sent(&mut self, replica: &Arc<Replica>, reason: Reason, instead_of: Option<PassedOver>, overlap: Option<f64>) {
+        (self.instead_of, self.overlap) = (instead_of, overlap);
         if let (None, Some(read)) = (self.overhead, self.read) {
             self.overhead = Some(read.elapsed().saturating_sub(self.queued));
         }
@@ -210,6 +225,35 @@ impl Record {
     }
 }
 
+impl Record {
+    /// Leaves what is remembered of it. It is over: what it has is taken, not copied.
+    fn decided(&mut self, status: u16, error: Option<&'static str>, first_byte: Option<Duration>, whole: Duration) {
+        let metrics = Arc::clone(&self.metrics);
+        metrics.decisions().add(|id| Decision {
+            id,
+            ended: SystemTime::now(),
+            request_id: std::mem::take(&mut self.request_id),
+            method: std::mem::take(&mut self.method),
+            surface: self.surface,
+            model: self.model,
+            strategy: self.strategy,
+            status,
+            error,
+            reason: self.reason,
+            replica: self.replica.as_ref().map(|replica| (replica.incarnation(), replica.shared_name())),
+            instead_of: self.instead_of.take().map(name_of),
+            tries: self.tries,
+            failed: std::mem::take(&mut self.failed),
+            queued: self.queued,
+            first_byte,
+            whole,
+            usage: self.usage,
+            overlap: self.overlap,
+            key: self.key,
+        });
+    }
+}
+
 impl Drop for Record {
     fn drop(&mut self) {
         self.ends_waiting();
@@ -240,5 +284,9 @@ impl Drop for Record {
             trace.end(self, &ended);
         }
         access_log::write(self, &ended);
+        // What the router is asked all the time by load balancers, and answers itself, is no decision.
+        if self.reason.is_some() || error.is_some() {
+            self.decided(status, error, first_byte, whole);
+        }
     }
 }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use prometheus::core::Collector;
 use prometheus::local::LocalHistogram;
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
 use strum::VariantArray;
 
 use super::at_hand::AtHand;
+use super::history::ByReason;
 use super::labels::{reason, route};
 use super::models::{ModelLabel, Models};
 use super::series::Series;
@@ -25,7 +27,7 @@ const OVERHEAD_BUCKETS: &[f64] = &[0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 
 const PROMPT_BUCKETS: &[f64] = &[256.0, 1_024.0, 4_096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
 
 /// The classes of statuses.
-const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "499"];
+pub const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "499"];
 
 /// What tokens are counted as.
 const TOKENS: [&str; 3] = ["prompt", "cached", "completion"];
@@ -68,6 +70,31 @@ pub(super) struct Requests {
     first_tokens: AtHand<Histogram>,
     gaps: AtHand<Histogram>,
     durations: AtHand<Histogram>,
+}
+
+/// What was counted of requests so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Requests by reason.
+    pub by_reason: ByReason,
+    /// And by the class of their status, in the order of [`CLASSES`].
+    pub by_status: [u64; CLASSES.len()],
+    /// Tokens of prompts that answers told of, and those of them that were cached.
+    pub prompt_tokens: u64,
+    /// See `prompt_tokens`.
+    pub cached_tokens: u64,
+}
+
+/// Shows all series of a counter: what its labels are, and what it has counted.
+fn each(counters: &IntCounterVec, mut see: impl FnMut(&dyn Fn(&str) -> String, u64)) {
+    for family in counters.collect() {
+        for metric in family.get_metric() {
+            let label = |name: &str| {
+                metric.get_label().iter().find(|label| label.name() == name).map_or_else(String::new, |label| label.value().to_owned())
+            };
+            see(&label, metric.get_counter().get_value() as u64);
+        }
+    }
 }
 
 /// What tells counts of requests apart.
@@ -172,6 +199,27 @@ impl Requests {
             gaps: AtHand::default(),
             durations: AtHand::default(),
         })
+    }
+
+    /// What all series together say.
+    pub(super) fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        let reasons: Vec<&str> = Reason::ALL.iter().map(|reason| reason.label()).chain(["none"]).collect();
+        each(&self.requests, |label, count| {
+            let by = |names: &[&str], name, counts: &mut [u64]| {
+                if let Some(place) = names.iter().position(|&one| one == label(name)) {
+                    counts[place] += count;
+                }
+            };
+            by(&reasons, "reason", &mut totals.by_reason);
+            by(&CLASSES, "status", &mut totals.by_status);
+        });
+        each(&self.tokens, |label, count| match label("kind").as_str() {
+            "prompt" => totals.prompt_tokens += count,
+            "cached" => totals.cached_tokens += count,
+            _ => {}
+        });
+        totals
     }
 
     pub(super) fn models(&self) -> &Models {

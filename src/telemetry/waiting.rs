@@ -58,6 +58,14 @@ impl Waiting {
     }
 }
 
+impl Waiting {
+    /// Requests that wait for room, and bytes of their bodies.
+    pub(super) fn queue(&self) -> (u64, u64) {
+        let of = |gauge: &IntGauge| u64::try_from(gauge.get()).unwrap_or_default();
+        (of(&self.queue_requests), of(&self.queue_bytes))
+    }
+}
+
 impl Metrics {
     /// Shows who waits now: requests, and bytes of their bodies.
     pub fn show_queue(&self, requests: usize, bytes: usize) {

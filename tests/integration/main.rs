@@ -1,11 +1,12 @@
 //! The router on real sockets: scripted replicas behind it, clients that see every byte before it.
 //!
-//! `wire`, `replica`, `client`, `dns`, `frames`, `h2` and `support` are the tools; each other module holds the tests of one group of rules.
+//! `wire`, `replica`, `client`, `contract`, `dns`, `frames`, `h2` and `support` are the tools; each other module holds the tests of one group of rules.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod answers;
 mod client;
+mod contract;
 mod dns;
 mod frames;
 mod h2;
@@ -21,12 +22,14 @@ mod bodies;
 mod cache_aware;
 mod cancel;
 mod command;
+mod decisions;
 mod demo;
 mod discovery;
 mod drain;
 mod ejection;
 mod endpoints;
 mod engine_metrics;
+mod explain;
 mod exposure;
 mod framing;
 mod headers;

@@ -219,7 +219,7 @@ async fn who_may_use_the_admin_port_and_how_the_router_ends() {
     let settings = [("drain_timeout", "200ms"), ("drain_delay", "300ms"), ("admin_token", "sesame")];
     assert_eq!(filed.change(&[&a], &settings).await, ["admin_token", "drain_delay", "drain_timeout"]);
     assert_eq!(filed.router.api("POST", "/api/v1/reload").await.0, 401);
-    let (status, json) = api(filed.router.admin, "POST", "/api/v1/reload", "authorization: Bearer sesame\r\n").await;
+    let (status, json) = api(filed.router.admin, "POST", "/api/v1/reload", "authorization: Bearer sesame\r\n", "").await;
     assert_eq!((status, json), (200, json!({"applied": [], "needs_restart": []})));
 
     let mut client = Client::connect(filed.router.traffic).await;
@@ -373,7 +373,7 @@ async fn an_invalid_file_changes_nothing_and_says_why_in_three_places() {
     let wrong = [("upstream_api_key", "sesame-2"), ("retries", "99"), ("strategi", "random"), ("log_level", "debug")];
     fs::write(&file, content(&list(&[&b]), &wrong)).unwrap();
 
-    let (status, json) = api(serving.admin, "POST", "/api/v1/reload", "").await;
+    let (status, json) = api(serving.admin, "POST", "/api/v1/reload", "", "").await;
     assert_eq!(status, 422, "{json}");
     let errors: Vec<&str> = json["error"]["errors"].as_array().unwrap().iter().map(|error| error.as_str().unwrap()).collect();
     let checked = program().args(["check", "--config"]).arg(&file).output().unwrap();
@@ -412,7 +412,7 @@ async fn the_log() {
     let serving = serving(&file, &[&a]).await;
     let change = async |settings: &[Setting<'_>], expected: &[&str]| {
         fs::write(&file, content(&list(&[&a]), settings)).unwrap();
-        let (status, json) = api(serving.admin, "POST", "/api/v1/reload", "").await;
+        let (status, json) = api(serving.admin, "POST", "/api/v1/reload", "", "").await;
         assert_eq!((status, json), (200, json!({"applied": expected, "needs_restart": []})));
     };
     let ask = async |id: &str| {

@@ -1,6 +1,6 @@
 //! Clients that leave the simulated replica, and faults that it is told to have.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 

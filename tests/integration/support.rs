@@ -12,6 +12,7 @@ use prefix_router::app::{self, Running};
 use prefix_router::config::{self, Reading, Sources};
 
 use crate::client::{self, Client, Response};
+use crate::contract;
 use crate::replica::Replica;
 
 /// Longer than anything takes on a slow machine: only a failing test waits so long.
@@ -86,7 +87,12 @@ impl Router {
 
     /// A request to the API, as from this host.
     pub(crate) async fn api(&self, method: &str, target: &str) -> (u16, serde_json::Value) {
-        api(self.admin, method, target, "").await
+        api(self.admin, method, target, "", "").await
+    }
+
+    /// One with a body.
+    pub(crate) async fn api_with(&self, method: &str, target: &str, body: impl AsRef<[u8]>) -> (u16, serde_json::Value) {
+        api(self.admin, method, target, "", body).await
     }
 
     /// Has the configuration file read again, and gives the keys that were applied.
@@ -212,13 +218,15 @@ pub(crate) fn text(replicas: &str, settings: &[Setting<'_>]) -> String {
     text
 }
 
-/// A request to the API of the admin port `admin`: status and JSON.
-pub(crate) async fn api(admin: SocketAddr, method: &str, target: &str, fields: &str) -> (u16, serde_json::Value) {
-    let mut client = Client::connect(admin).await;
-    client.write(format!("{method} {target} HTTP/1.1\r\nhost: {admin}\r\n{fields}content-length: 0\r\n\r\n")).await;
+/// A request to the API of the admin port `admin`: status and JSON, which is as described.
+pub(crate) async fn api(admin: SocketAddr, method: &str, target: &str, fields: &str, body: impl AsRef<[u8]>) -> (u16, serde_json::Value) {
+    let (mut client, body) = (Client::connect(admin).await, body.as_ref());
+    client.write(format!("{method} {target} HTTP/1.1\r\nhost: {admin}\r\n{fields}content-length: {}\r\n\r\n", body.len())).await;
+    client.write(body).await;
     let response = client.response(method).await;
     assert_eq!(response.head.get("content-type"), Some("application/json"), "{method} {target}: {response:?}");
     let json = serde_json::from_str(&response.text()).unwrap_or_else(|error| panic!("{method} {target}: {error}: {response:?}"));
+    contract::check(method, target, response.status, &json);
     (response.status, json)
 }
 

@@ -97,6 +97,7 @@ reload_interval: 0s
 drain_delay: 5s
 drain_timeout: 1m
 metrics: false
+recent_decisions: 9
 metrics_max_models: 7
 log_level: warn
 log_format: json

@@ -31,7 +31,7 @@ use crate::admission::{Entry, Full, Pace, Queue, Settings, Ticket};
 use crate::fleet::{Lease, PoolName, Replica, Trial};
 use crate::live::{LiveFleet, View};
 use crate::request::{Ask, Usage};
-use crate::routing::{Aim, Candidates, Chooser, Forecast, Reason};
+use crate::routing::{Aim, Candidates, Chooser, Forecast, PassedOver, Reason};
 use crate::telemetry::{Metrics, QueueBound, Record};
 use crate::upstream::Upstream;
 use holding::Holding;
@@ -43,6 +43,7 @@ const TICK: Duration = Duration::from_millis(500);
 pub(super) struct Chosen {
     pub(super) slot: Slot,
     pub(super) reason: Reason,
+    pub(super) instead_of: Option<PassedOver>,
     pub(super) trial: Option<Trial>,
     pub(super) upstream: Arc<Upstream>,
 }
@@ -373,8 +374,7 @@ impl Admission {
         let pool = view.pool(model).ok_or_else(|| ProxyError::unknown_model(model))?;
         let sent = now();
         let candidates = Candidates::new(pool, tried, sent).below(settings.limit()).within(hold);
-        let full = settings.total_limit().is_some_and(|limit| self.total.load(Ordering::Relaxed) >= limit);
-        let choice = if full { None } else { chooser.choose(aim, &candidates, &mut rand::rng()) };
+        let choice = if self.is_full(settings) { None } else { chooser.choose(aim, &candidates, &mut rand::rng()) };
         let Some(choice) = choice else {
             return Ok(if candidates.is_anybody() { Found::Full } else { Found::Nobody });
         };
@@ -387,9 +387,15 @@ impl Admission {
         Ok(Found::Chosen(Chosen {
             slot: Slot { lease: choice.lease, release, lesson },
             reason: choice.reason,
+            instead_of: choice.instead_of,
             trial: choice.trial,
             upstream: Arc::clone(upstream),
         }))
+    }
+
+    /// Whether so many are in flight that the next one has to wait, wherever it goes.
+    pub(super) fn is_full(&self, settings: &Settings) -> bool {
+        settings.total_limit().is_some_and(|limit| self.total.load(Ordering::Relaxed) >= limit)
     }
 
     /// Counts a refusal and says when to ask again.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::check::Check;
 use super::learnt::{Beyond, Learnt, Together, Values};
-use super::picture::{Picture, Pictures};
+use super::picture::Picture;
 use super::{AGREEMENT, ASTRAY, COMMON, OWN, RANK, RANK_TOKENS, UNKNOWN_OTHERS};
 use crate::fleet::Replica;
 use crate::request::Chunks;
@@ -66,12 +66,18 @@ pub(super) struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
-    /// Looks at all of them; `routers` send requests to these, as far as anybody says.
-    pub(super) fn look(sight: &Sight, chunks: &Chunks, candidates: &Candidates<'a>, pictures: &Pictures, routers: u32) -> Self {
+    /// Looks at all of them, as their pictures are; `routers` send requests to these, as far as anybody says.
+    pub(super) fn look(
+        sight: &Sight,
+        chunks: &Chunks,
+        candidates: &Candidates<'a>,
+        picture_of: impl Fn(&Replica) -> Arc<Picture>,
+        routers: u32,
+    ) -> Self {
         let (sum, count) = candidates.regardless_of_room().fold((0, 0), |(sum, count), one| (sum + one.weight(), count + 1));
         let mean = sum as f64 / f64::from(count.max(1));
         let look = |(rank, replica): (usize, &'a Arc<Replica>)| {
-            let (picture, own) = (pictures.of(replica), replica.outstanding() as f64);
+            let (picture, own) = (picture_of(replica), replica.outstanding() as f64);
             let mut outstanding = own;
             let (held, mut ahead, others, learnt, is_wrong) = {
                 let mut state = picture.state();

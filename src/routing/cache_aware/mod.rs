@@ -22,13 +22,16 @@ pub use picture::Report;
 use super::least_outstanding::LeastOutstanding;
 use super::prefix_aware::PrefixAware;
 use super::sight::Sight;
-use super::{Aim, Candidates, Choice, Estimate, Insight, PictureInsight, Reason, Settings, Strategy};
+use super::{
+    Aim, Candidates, Choice, Estimate, Expected, Explanation, HotKey, Insight, PassedOver, Peek, PictureInsight, Reason, Settings,
+    Standing, Strategy, Would,
+};
 use crate::fleet::{Pool, Replica};
 use crate::request::{Ask, Boundaries, Boundary, Chunks, Usage};
 use candidate::{Candidate, Cost, Field};
 pub(super) use learnt::Beyond;
 use learnt::{Together, Values};
-use picture::Pictures;
+use picture::{Picture, Pictures};
 
 /// What of a prompt has to be computed counts so many times: the others wait for it, too.
 const OWN: f64 = 2.0;
@@ -73,8 +76,14 @@ impl CacheAware {
     }
 
     /// A request, and what it would be to go to each of the candidates.
-    fn way<'a, 'b>(&self, sight: &'b Sight, chunks: &'b Arc<Chunks>, candidates: &'b Candidates<'a>) -> Way<'a, 'b> {
-        let field = Field::look(sight, chunks, candidates, &self.pictures, self.routers);
+    fn way<'a, 'b>(
+        &self,
+        sight: &'b Sight,
+        chunks: &'b Arc<Chunks>,
+        candidates: &'b Candidates<'a>,
+        picture_of: impl Fn(&Replica) -> Arc<Picture>,
+    ) -> Way<'a, 'b> {
+        let field = Field::look(sight, chunks, candidates, picture_of, self.routers);
         let costs = field.all.iter().map(|one| field.cost(one, sight, chunks)).collect();
         Way { sight, chunks, field, costs, candidates }
     }
@@ -142,6 +151,12 @@ impl Way<'_, '_> {
         self.costs[place].values.seconds_per_token * self.field.all[place].own_ahead
     }
 
+    /// The key's first choice, where that is another one.
+    fn passed_over(&self, chosen: &Candidate<'_>) -> Option<PassedOver> {
+        let first = self.field.all.first().filter(|first| first.rank == 0 && chosen.rank > 0)?;
+        Some(PassedOver { replica: Arc::clone(first.replica), outstanding: first.replica.outstanding() })
+    }
+
     /// Why a request goes to that one.
     fn reason(&self, chosen: &Candidate<'_>) -> Reason {
         let of_first = self.field.all.first().filter(|first| first.rank == 0).map_or(usize::MAX, |first| first.held);
@@ -175,7 +190,7 @@ impl Strategy for CacheAware {
             let choice = LeastOutstanding.choose(aim, candidates, rng)?;
             return Some(Choice { reason: Reason::NoKey, ..choice });
         };
-        let way = self.way(sight, chunks, candidates);
+        let way = self.way(sight, chunks, candidates, |replica| self.pictures.of(replica));
         let best = way.cheapest()?;
         if !way.field.is_wrong() && candidates.is_enough(way.seconds_ahead(best)) {
             return None;
@@ -183,7 +198,8 @@ impl Strategy for CacheAware {
         way.field.all.iter().for_each(|one| one.picture.state().learnt.fade());
         if !way.field.is_wrong() {
             let (forecast, best) = (self.expect(&way, best), &way.field.all[best]);
-            return Some(Choice { forecast: Some(forecast), ..Choice::new(best.replica.lease(), way.reason(best)) });
+            let instead_of = way.passed_over(best);
+            return Some(Choice { forecast: Some(forecast), instead_of, ..Choice::new(best.replica.lease(), way.reason(best)) });
         }
         let choice = self.ring.choose(aim, candidates, rng)?;
         let taken = way.field.all.iter().position(|one| one.replica.is(choice.lease.replica()));
@@ -192,9 +208,41 @@ impl Strategy for CacheAware {
         Some(Choice { forecast, ..choice })
     }
 
+    fn peek(&self, ask: &Ask, boundaries: &Boundaries, pool: &Pool) -> Peek {
+        let peek = self.ring.peek(ask, boundaries, pool);
+        match peek.aim {
+            Aim::ByKey(sight) => Peek { aim: Aim::ByKey(Sight { chunks: ask.chunks.clone(), streams: ask.streams, ..sight }), ..peek },
+            _ => peek,
+        }
+    }
+
+    fn explain(&self, aim: &Aim, candidates: &Candidates<'_>) -> Explanation {
+        let Aim::ByKey(sight @ Sight { chunks: Some(chunks), .. }) = aim else { return self.ring.explain(&Aim::NoKey, candidates) };
+        let way = self.way(sight, chunks, candidates, |replica| self.pictures.glance(replica));
+        let standing = |(one, cost): (&Candidate<'_>, &Cost)| {
+            let overlap = (cost.expected / chunks.bytes.max(1) as f64).clamp(0.0, 1.0);
+            let expected = Some(Expected { overlap, cost: cost.seconds, first_token: cost.real });
+            Standing { rank: Some(one.rank), expected, ..Standing::of(one.replica) }
+        };
+        let full = candidates.order_regardless_of_room(sight.key).enumerate().filter(|(_, replica)| candidates.is_full(replica));
+        let full = full.map(|(rank, replica)| Standing { rank: Some(rank), is_full: true, ..Standing::of(replica) });
+        let mut standings: Vec<_> = way.field.all.iter().zip(&way.costs).map(standing).chain(full).collect();
+        standings.sort_by_key(|one| one.rank);
+        let would = match way.cheapest() {
+            None => Would::Nobody,
+            Some(_) if way.field.is_wrong() => self.ring.explain(aim, candidates).would,
+            Some(best) if candidates.is_enough(way.seconds_ahead(best)) => Would::Hold(Arc::clone(way.field.all[best].replica)),
+            Some(best) => {
+                let best = &way.field.all[best];
+                Would::Go { replica: Arc::clone(best.replica), reason: way.reason(best), instead_of: way.passed_over(best) }
+            }
+        };
+        Explanation { would, standings }
+    }
+
     fn estimate(&self, aim: &Aim, candidates: &Candidates<'_>) -> Option<Estimate> {
         let Aim::ByKey(sight @ Sight { chunks: Some(chunks), .. }) = aim else { return None };
-        let way = self.way(sight, chunks, candidates);
+        let way = self.way(sight, chunks, candidates, |replica| self.pictures.of(replica));
         let best = way.cheapest()?;
         let (one, Cost { values, uncached, .. }) = (&way.field.all[best], &way.costs[best]);
         let estimate = Estimate {
@@ -232,6 +280,10 @@ impl Strategy for CacheAware {
             others: together.others,
             ..self.ring.insight(pool, now)
         }
+    }
+
+    fn hot_keys(&self, pool: &Pool, most: usize) -> Vec<HotKey> {
+        self.ring.hot_keys(pool, most)
     }
 
     fn began(&self, forecast: &Forecast, took: Option<Duration>) {

@@ -134,6 +134,11 @@ impl State {
         self.check.begin_anew(&mut self.learnt);
     }
 
+    /// Whether there is nothing that [`Self::notice`] would change.
+    fn is_current(&self, replica: &Replica) -> bool {
+        self.returns == replica.returns() || self.shows_restarts
+    }
+
     /// Takes note that the replica is looked at. Where it has come back, and it cannot be seen whether it has begun anew, it holds nothing.
     pub(super) fn notice(&mut self, replica: &Replica) {
         if std::mem::replace(&mut self.returns, replica.returns()) != self.returns && !self.shows_restarts {
@@ -259,6 +264,12 @@ impl Pictures {
         let most_entries = self.memory / BYTES_OF_ENTRY / (all.len() + 1).next_power_of_two().max(8);
         all.values().for_each(|other| other.state().holdings.limit(most_entries));
         Arc::clone(all.entry(replica.incarnation()).or_insert_with(|| Arc::new(Picture::new(replica, most_entries))))
+    }
+
+    /// What [`Self::of`] would show, for somebody who only looks: one that has to be begun, or begun anew, is not kept.
+    pub(super) fn glance(&self, replica: &Replica) -> Arc<Picture> {
+        let known = self.known(replica).filter(|known| known.state().is_current(replica));
+        known.unwrap_or_else(|| Arc::new(Picture::new(replica, self.memory / BYTES_OF_ENTRY)))
     }
 
     /// That of a replica, if there is one.

@@ -3,10 +3,12 @@
 //!
 //! It decides nothing; `fleet` does.
 
+mod wishes;
+
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arc_swap::{ArcSwap, Guard};
 use rand::RngExt;
@@ -15,7 +17,9 @@ use tokio::sync::watch;
 use crate::fleet::{ByIncarnation, Change, Fleet, Membership, Outcome, Replica, ReplicaSpec, Snapshot, State, health};
 use crate::resolver::HostNames;
 use crate::telemetry::Metrics;
+use crate::units::Weight;
 use crate::upstream::{self, Connector, UnusableReplica, Upstream};
+use wishes::Wishes;
 
 /// What holds for all replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,10 +31,6 @@ pub struct Settings {
     /// Seeds the rings.
     pub hash_seed: u64,
 }
-
-/// How long a replica may be away and still be drained when it returns: longer than a restart or a flapping name takes, and too short for its
-/// address to be somebody else's.
-const DRAIN_MEMORY: Duration = Duration::from_secs(600);
 
 /// What a request sees: the fleet's picture, and the connections to the replicas in it. They change together.
 pub struct View {
@@ -71,16 +71,19 @@ pub struct LiveFleet {
     changing: tokio::sync::Mutex<Rest>,
 }
 
-/// The fleet, and who is drained by request: since when such a replica has been away, if it is.
+/// The fleet, and what is asked of its replicas by the API.
 struct Inner {
     fleet: Fleet,
-    drained: HashMap<String, Option<Instant>>,
+    wishes: Wishes,
 }
 
 /// What only a change of the membership needs.
 struct Rest {
     connector: Connector,
     hash_seed: u64,
+    /// What was configured and discovered, and whether that is all.
+    specs: Vec<ReplicaSpec>,
+    complete: bool,
 }
 
 /// Why the fleet stays as it was.
@@ -103,6 +106,26 @@ pub enum DrainError {
     Configured,
 }
 
+/// Why a replica's weight stays what it is.
+#[derive(Debug)]
+pub enum WeighError {
+    /// There is no such replica; the names of those that there are.
+    Unknown(Vec<String>),
+    /// The fleet could not be changed.
+    Unchanged(ChangeError),
+}
+
+/// What a replica's weight is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weighed {
+    /// In force.
+    pub weight: Weight,
+    /// As configured.
+    pub configured: Weight,
+    /// Whether it was another one.
+    pub changed: bool,
+}
+
 impl LiveFleet {
     /// A fleet without replicas. Fails where the key for replicas cannot stand in a header.
     pub fn new(settings: Settings, names: HostNames, metrics: Arc<Metrics>) -> Result<Arc<Self>, UnusableReplica> {
@@ -111,11 +134,11 @@ impl LiveFleet {
         let fleet = Fleet::new(Vec::new(), health.clone(), hash_seed);
         Ok(Arc::new(Self {
             view: ArcSwap::from_pointee(View { snapshot: fleet.snapshot(), upstreams: Arc::default() }),
-            inner: Mutex::new(Inner { fleet, drained: HashMap::new() }),
+            inner: Mutex::new(Inner { fleet, wishes: Wishes::default() }),
             changes: watch::Sender::new(()),
             metrics,
             health: watch::Sender::new(health),
-            changing: tokio::sync::Mutex::new(Rest { connector, hash_seed }),
+            changing: tokio::sync::Mutex::new(Rest { connector, hash_seed, specs: Vec::new(), complete: true }),
         }))
     }
 
@@ -132,25 +155,60 @@ impl LiveFleet {
     /// Makes the fleet those replicas and no others, and publishes that. `complete` says whether these are all that there are. Who stays keeps
     /// count, health and connections; who left ends its requests and gets no new ones. An error changes nothing.
     pub async fn set(&self, specs: Vec<ReplicaSpec>, complete: bool) -> Result<(), ChangeError> {
-        self.change(specs, complete, None).await
+        self.change(&mut *self.changing.lock().await, specs, complete, None).await
     }
 
     /// The same, under other settings from the same moment on.
     pub async fn set_under(&self, settings: Settings, specs: Vec<ReplicaSpec>, complete: bool) -> Result<(), ChangeError> {
-        self.change(specs, complete, Some(settings)).await
+        self.change(&mut *self.changing.lock().await, specs, complete, Some(settings)).await
     }
 
-    async fn change(&self, specs: Vec<ReplicaSpec>, complete: bool, settings: Option<Settings>) -> Result<(), ChangeError> {
+    /// Gives the replica `name` that weight, or with `None` the configured one: its share of the ring and of the load. It holds as long as a drain does.
+    pub async fn weigh(&self, name: &str, weight: Option<Weight>) -> Result<Weighed, WeighError> {
         let mut rest = self.changing.lock().await;
+        let Some(configured) = rest.specs.iter().find(|spec| spec.name == name).map(|spec| spec.weight) else {
+            return Err(WeighError::Unknown(rest.specs.iter().map(|spec| spec.name.clone()).collect()));
+        };
+        let before = self.inner().wishes.weigh(name, weight);
+        let (old, new) = (before.unwrap_or(configured), weight.unwrap_or(configured));
+        if old != new {
+            let (specs, complete) = (rest.specs.clone(), rest.complete);
+            if let Err(error) = self.change(&mut rest, specs, complete, None).await {
+                self.inner().wishes.weigh(name, before);
+                return Err(WeighError::Unchanged(error));
+            }
+            let (old, new) = (old.get(), new.get());
+            tracing::info!(replica = name, old, new, "replica {name} has weight {new} by the API; it was {old}");
+        }
+        Ok(Weighed { weight: new, configured, changed: old != new })
+    }
+
+    /// The weights as configured, by name.
+    pub async fn configured_weights(&self) -> HashMap<String, u64> {
+        self.changing.lock().await.specs.iter().map(|spec| (spec.name.clone(), spec.weight.get())).collect()
+    }
+
+    async fn change(
+        &self,
+        rest: &mut Rest,
+        specs: Vec<ReplicaSpec>,
+        complete: bool,
+        settings: Option<Settings>,
+    ) -> Result<(), ChangeError> {
         let (connector, hash_seed) = match &settings {
             Some(settings) => (rest.connector.with(settings.upstream.clone())?, settings.hash_seed),
             None => (rest.connector.clone(), rest.hash_seed),
         };
-        let before = Arc::clone(self.inner().fleet.membership());
+        let (before, asked) = {
+            let inner = self.inner();
+            let as_asked =
+                |spec: &ReplicaSpec| ReplicaSpec { weight: inner.wishes.weight(&spec.name).unwrap_or(spec.weight), ..spec.clone() };
+            (Arc::clone(inner.fleet.membership()), specs.iter().map(as_asked).collect())
+        };
         let next = {
             let before = Arc::clone(&before);
             // Rings take their time: on a thread that serves nobody, and outside of the lock that requests need.
-            let built = tokio::task::spawn_blocking(move || before.next_seeded(specs, complete, hash_seed)).await;
+            let built = tokio::task::spawn_blocking(move || before.next_seeded(asked, complete, hash_seed)).await;
             match built {
                 Ok(next) => Arc::new(next),
                 Err(error) => {
@@ -177,7 +235,7 @@ impl LiveFleet {
         }
         self.view.store(Arc::new(View { snapshot: inner.fleet.snapshot(), upstreams: Arc::new(upstreams) }));
         drop(inner);
-        *rest = Rest { connector, hash_seed };
+        *rest = Rest { connector, hash_seed, specs, complete };
         self.changes.send_replace(());
         tell(&before, &next);
         Ok(())
@@ -199,10 +257,7 @@ impl LiveFleet {
         if !draining && replica.spec().drain {
             return Err(DrainError::Configured);
         }
-        let changed = match draining {
-            true => inner.drained.insert(name.to_owned(), None).is_none(),
-            false => inner.drained.remove(name).is_some(),
-        };
+        let changed = inner.wishes.drain(name, draining);
         if changed {
             inner.fleet.set_draining(name, draining, Instant::now());
             let turn = self.publish(inner);
@@ -222,7 +277,7 @@ impl LiveFleet {
 
     /// The names of the replicas that are drained by request.
     pub fn drained(&self) -> HashSet<String> {
-        self.inner().drained.keys().cloned().collect()
+        self.inner().wishes.drained()
     }
 
     /// Takes note of what was seen of a replica, and publishes where that changes the picture. `why` is for the log.
@@ -287,17 +342,13 @@ impl Inner {
     /// Goes on with `next`, in which are drained whom the configuration or a request drains.
     fn adopt(&mut self, before: &Membership, next: &Arc<Membership>, now: Instant) {
         let present: HashSet<&str> = next.replicas().iter().map(|replica| replica.name()).collect();
-        self.drained.retain(|name, away| {
-            let is_over = away.is_some_and(|since| now.duration_since(since) >= DRAIN_MEMORY);
-            *away = if present.contains(name.as_str()) { None } else { Some(away.unwrap_or(now)) };
-            !is_over
-        });
+        self.wishes.look(&present, now);
         for gone in before.replicas().iter().filter(|replica| !present.contains(replica.name())) {
             self.fleet.set_draining(gone.name(), false, now);
         }
         self.fleet.adopt(Arc::clone(next));
         for replica in next.replicas() {
-            self.fleet.set_draining(replica.name(), replica.spec().drain || self.drained.contains_key(replica.name()), now);
+            self.fleet.set_draining(replica.name(), replica.spec().drain || self.wishes.is_drained(replica.name()), now);
         }
     }
 }
@@ -332,8 +383,9 @@ fn tell(before: &Membership, after: &Membership) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::units::Weight;
 
     #[test]
     fn a_drain_by_request_outlives_a_short_absence_and_no_long_one() {
@@ -348,7 +400,8 @@ mod tests {
             names.iter().map(spec).collect::<Vec<_>>()
         };
         let fleet = Fleet::new(specs(&["a", "b"]), health::Settings::default(), 0);
-        let mut inner = Inner { fleet, drained: HashMap::from([("a".to_owned(), None)]) };
+        let mut inner = Inner { fleet, wishes: Wishes::default() };
+        inner.wishes.drain("a", true);
         let start = Instant::now();
         // The names in the fleet from that second on, and those of them that are drained then.
         let steps: [(u64, &[&str], &[&str]); 8] = [
