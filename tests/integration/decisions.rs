@@ -49,8 +49,8 @@ async fn a_request_is_there_as_its_client_saw_it() {
     assert!(first["first_byte"].as_f64() <= first["duration"].as_f64() && first["key"].is_string(), "{first}");
     assert_eq!(text(first, "why"), "Prompts that begin with the same character belong to a.");
     assert_eq!((text(keyless, "reason"), &keyless["key"]), ("no_key", &Value::Null));
-    assert_eq!((&refused["status"], text(refused, "error"), text(refused, "reason")), (&json!(404), "not_exposed", "none"));
-    assert!(text(refused, "why").contains("not_exposed"), "{refused}");
+    assert_eq!((&refused["status"], text(refused, "error"), text(refused, "reason")), (&json!(403), "path_not_exposed", "none"));
+    assert!(text(refused, "why").contains("path_not_exposed"), "{refused}");
     // Only what is new, and only so many.
     let ids = async |query: &str| -> Vec<u64> {
         let (_, answer) = router.api("GET", &format!("/api/v1/decisions{query}")).await;
