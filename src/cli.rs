@@ -1,4 +1,4 @@
-//! The command line: `serve`, `check`, `demo`, `demo-replica`, `healthcheck`, one function each, and what their exit codes mean.
+//! The command line: `serve`, `check`, `top`, `explain`, `demo`, `demo-replica`, `simulate`, `healthcheck`, one function each, and what their exit codes mean.
 //!
 //! 0: as asked. 1: it did not work out. 2: the command line or the configuration is wrong. It has no rule about any
 //! setting; flags are handed to [`config`] as texts, like variables.
@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 
 use crate::config::{self, Flag, Sources, help};
 use crate::sim::{self, workload::demo::Workload};
-use crate::{app, demo, demo_replica, healthcheck, simulate, units};
+use crate::{app, console, demo, demo_replica, healthcheck, simulate, units};
 
 /// Runs the process's command line.
 pub fn main() -> ExitCode {
@@ -22,6 +22,8 @@ pub fn main() -> ExitCode {
         Ok(cli) => match cli.command {
             Command::Serve(flags) => serve(flags),
             Command::Check(flags) => check(flags),
+            Command::Top(flags) => top(flags),
+            Command::Explain(flags) => explain(flags),
             Command::Demo(flags) => demo(flags),
             Command::Simulate(flags) => simulate(*flags),
             Command::Healthcheck { url, flags } => healthcheck(url, flags),
@@ -54,6 +56,10 @@ enum Command {
     Serve(ConfigFlags),
     /// Check the configuration, and print what is in force.
     Check(ConfigFlags),
+    /// Watch a running router: its replicas, what is in flight there, where requests go and why.
+    Top(TopFlags),
+    /// Ask a running router where a request would go, and why. Nothing is sent, counted or remembered.
+    Explain(ExplainFlags),
     /// See what prefix routing does, on simulated replicas: every strategy gets the same requests. It takes a minute and a half.
     Demo(DemoFlags),
     /// Compare strategies on virtual time: modelled replicas, the router's own decisions. Equal seeds give equal figures on any machine.
@@ -108,6 +114,52 @@ struct ConfigFlags {
     log_format: Option<String>,
     #[arg(long, value_name = "TIME", help = help("drain_timeout"))]
     drain_timeout: Option<String>,
+}
+
+/// Which router is asked.
+#[derive(Args, Debug)]
+struct RouterFlags {
+    /// Its admin port, as http://HOST:PORT; without it, the admin address of the configuration.
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// YAML file whose admin and admin_token are used; also named by PREFIX_ROUTER_CONFIG. PREFIX_ROUTER_ADMIN and PREFIX_ROUTER_ADMIN_TOKEN win.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// What `top` shows.
+#[derive(Args, Debug)]
+struct TopFlags {
+    #[command(flatten)]
+    router: RouterFlags,
+    /// How often it looks: 100ms to 1m.
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "1s")]
+    interval: Duration,
+    /// Print one picture, and end.
+    #[arg(long)]
+    once: bool,
+    /// Print it as one JSON document: {"overview", "fleet", "hot_keys", "decisions"}, each as the API has it.
+    #[arg(long, requires = "once")]
+    json: bool,
+}
+
+/// What `explain` asks.
+#[derive(Args, Debug)]
+struct ExplainFlags {
+    #[command(flatten)]
+    router: RouterFlags,
+    /// File with the request's body; - is the standard input.
+    #[arg(long, value_name = "FILE")]
+    body: PathBuf,
+    /// Where the request would be sent.
+    #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
+    path: String,
+    /// Its header x-amzn-sagemaker-prefix-aware-id, if it has one.
+    #[arg(long, value_name = "TEXT")]
+    identifier: Option<String>,
+    /// Print the API's answer as it is.
+    #[arg(long)]
+    json: bool,
 }
 
 /// What `demo` shows.
@@ -193,6 +245,12 @@ fn metrics_age(text: &str) -> Result<Duration, &'static str> {
     units::time(text).and_then(|age| if age >= Duration::from_millis(1) { Ok(age) } else { Err("allowed: 1ms and more") })
 }
 
+fn interval(text: &str) -> Result<Duration, &'static str> {
+    const ALLOWED: &str = "allowed: 100ms to 1m";
+    let time = units::time(text).map_err(|_| ALLOWED)?;
+    if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&time) { Ok(time) } else { Err(ALLOWED) }
+}
+
 fn workload(name: &str) -> Result<Workload, String> {
     let known = Workload::ALL.iter().copied().find(|workload| workload.name() == name);
     let names = || Workload::ALL.iter().map(|workload| workload.name()).collect::<Vec<_>>().join(", ");
@@ -244,6 +302,40 @@ fn check(flags: ConfigFlags) -> ExitCode {
             Err(error) => complain(FAILED, format_args!("error: cannot print the configuration: {error}")),
         },
         Err(errors) => complain(WRONG_USE, errors),
+    }
+}
+
+/// Who asks the router that these flags name; else what to end with.
+fn client(flags: RouterFlags) -> Result<console::Client, ExitCode> {
+    let sources = ConfigFlags { config: flags.config, ..ConfigFlags::default() }.sources();
+    let config = config::load_settings(sources).map_err(|errors| complain(WRONG_USE, errors))?;
+    let url = match flags.url {
+        Some(url) => url,
+        None if config.admin.port() == 0 => return Err(complain(WRONG_USE, "error: admin has port 0; give --url")),
+        None => healthcheck::ready_url(config.admin).trim_end_matches("/ready").to_owned(),
+    };
+    console::Client::new(&url, config.access.token).map_err(|error| complain(WRONG_USE, format_args!("error: --url: {error:#}")))
+}
+
+fn top(flags: TopFlags) -> ExitCode {
+    let show = match (flags.once, flags.json) {
+        (false, _) => console::Show::Live(flags.interval),
+        (true, false) => console::Show::Once,
+        (true, true) => console::Show::Json,
+    };
+    match client(flags.router).map(|client| console::top(&client, show)) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => complain(FAILED, format_args!("error: {error:#}")),
+        Err(code) => code,
+    }
+}
+
+fn explain(flags: ExplainFlags) -> ExitCode {
+    let ExplainFlags { router, body, path, identifier, json } = flags;
+    match client(router).map(|client| console::explain(&client, &console::Question { body, path, identifier, json })) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => complain(FAILED, format_args!("error: {error:#}")),
+        Err(code) => code,
     }
 }
 

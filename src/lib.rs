@@ -16,7 +16,7 @@
 //! takes orders, [`otlp`] sends the spans that it makes to whoever collects traces, [`config`] says how all of it is set, and [`app`] puts it together and keeps it as the configuration has it while that changes.
 //!
 //! To see it work without a GPU, [`sim`] models an engine and its clients' traffic, [`demo_replica`] serves such an engine as vLLM would, and
-//! [`demo`] puts a fleet of them behind the router. Nothing of the above knows of these.
+//! [`demo`] puts a fleet of them behind the router. [`console`] shows in a terminal what `admin` says. Nothing of the above knows of these.
 //!
 //! The decision alone, as the request path makes it:
 //!
@@ -118,6 +118,8 @@ pub mod demo_replica;
 pub mod demo;
 
 pub mod simulate;
+
+pub mod console;
 
 pub mod healthcheck;
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What each module may use. The pure ones come first, each after what it uses; so there are no cycles among them.
-const MAY_USE: [(&str, &[&str]); 29] = [
+const MAY_USE: [(&str, &[&str]); 30] = [
     ("units", &[]),
     ("recent", &[]),
     ("request", &["units"]),
@@ -53,6 +53,7 @@ const MAY_USE: [(&str, &[&str]); 29] = [
     ),
     ("demo_replica", &["units", "sim", "server"]),
     ("healthcheck", &["units"]),
+    ("console", &["units", "request"]),
     ("app", EVERYTHING),
     ("demo", EVERYTHING),
     ("simulate", EVERYTHING),

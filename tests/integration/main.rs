@@ -22,6 +22,7 @@ mod bodies;
 mod cache_aware;
 mod cancel;
 mod command;
+mod console;
 mod decisions;
 mod demo;
 mod discovery;
