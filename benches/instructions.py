@@ -37,6 +37,11 @@ CASES = {
 WITHOUT_METRICS = "-no-metrics"
 CASES |= {case + WITHOUT_METRICS: CASES[case] for case in ("1k", "32k", "1k-stream", "32k-stream")}
 
+# What the live page asks every two seconds while somebody looks, of so many replicas.
+PAGES = {"page-of-7": 7, "page-of-200": 200}
+ROUND = ("overview", "fleet", "decisions?limit=50")
+CASES |= {page: (1 << 10, False, count, PROMPTS) for page, count in PAGES.items()}
+
 JSON = b'{"id":"chatcmpl-0","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"Hello"}}]}'
 EVENT = b'data: {"id":"chatcmpl-0","choices":[{"index":0,"delta":{"content":" token"}}]}\n\n'
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -153,8 +158,18 @@ class Counted:
         self.process.wait()
 
 
+def look(router):
+    """Instructions of what the live page asks at one time."""
+    with socket.create_connection(("127.0.0.1", router.admin), PATIENCE) as connection, connection.makefile("rb") as answers:
+        for path in ROUND:
+            connection.sendall(b"GET /api/v1/%s HTTP/1.1\r\nhost: localhost\r\n\r\n" % path.encode())
+            answer = message(answers)
+            assert answer and answer.startswith(b"HTTP/1.1 200 "), answer
+    return router.count()
+
+
 def measure(binary, case):
-    """Instructions per request."""
+    """Instructions per request; of a page, per round."""
     size, stream, count, prompts = CASES[case]
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\naccept: */*\r\nuser-agent: bench\r\n"
 
@@ -181,6 +196,8 @@ def measure(binary, case):
                 ask(WARM_UP)
                 # What is counted where nothing is asked is in every round.
                 nothing = ask(0)
+                if case in PAGES:
+                    return min(look(router) for _ in range(ROUNDS)) - nothing
                 return (min(ask(REQUESTS) for _ in range(ROUNDS)) - nothing) / REQUESTS
         finally:
             router.stop()

@@ -66,7 +66,7 @@ async function look() {
     }
     started = overview.started;
   }
-  const [replicas, latest] = await Promise.all([ask('GET', 'fleet'), ask('GET', `decisions?limit=${decisions.last ? 512 : 50}&after=${decisions.last}`)]);
+  const [replicas, latest] = await Promise.all([ask('GET', 'fleet'), ask('GET', `decisions?limit=${decisions.wanted}&after=${decisions.last}`)]);
   const members = replicas.replicas.map((replica) => `${replica.name} ${replica.weight}`).join('\n');
   if (members !== membership || Date.now() >= seldomDue) {
     const [owners, hot] = await Promise.all([askRing(), ask('GET', 'hot-keys')]);

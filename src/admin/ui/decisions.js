@@ -32,6 +32,11 @@ export class Decisions {
     return this.all[0];
   }
 
+  /** How many new ones are worth asking for: more than are shown only where some are searched for. */
+  get wanted() {
+    return $('decisions-filter').value ? KEPT : SHOWN;
+  }
+
   add({ kept, last, decisions }) {
     this.kept = kept;
     this.last = last;
