@@ -137,8 +137,14 @@ fn conclusion(comparison: &Comparison) -> String {
 /// What `demo --serve` says.
 pub(super) fn to_try(router: &Running, replicas: usize, model: &str) -> String {
     let (traffic, admin) = (router.traffic, router.admin);
+    // As it was called, so that it can be called again.
+    let program = std::env::args().next().unwrap_or_else(|| "prefix-router".to_owned());
     format!(
-        r#"The router is at http://{traffic}, before {replicas} simulated replicas. Try:
+        r#"The router is at http://{traffic}, before {replicas} simulated replicas.
+
+The live page, where requests go and why: http://{admin}/ui   (in a terminal: {program} top --url http://{admin})
+
+Try:
 
   curl -i http://{traffic}/v1/chat/completions -H 'content-type: application/json' \
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Good morning"}}]}}'

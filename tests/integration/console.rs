@@ -131,7 +131,7 @@ async fn whoever_cannot_ask_is_told_what_to_do() {
     };
     fails(with("http://127.0.0.1:1".to_owned()), 1, "no router answers at http://127.0.0.1:1").await;
     fails(with(format!("http://{}", router.traffic)), 1, "is a router's traffic port").await;
-    fails(with(a.url()), 1, "is no admin port of a prefix-router").await;
+    fails(with(a.url()), 1, "says something else").await;
     fails(with("https://127.0.0.1:1".to_owned()), 2, "not https").await;
     fails(asks(&router, &["top", "--once", "--interval", "1ms"]), 2, "100ms to 1m").await;
     fails(asks(&router, &["top", "--json"]), 2, "--once").await;
