@@ -2,6 +2,7 @@
 
 mod auto;
 mod cache_aware;
+mod explain;
 mod first_sight;
 
 use std::collections::HashMap;
