@@ -131,9 +131,25 @@ async fn nothing_of_what_passes_is_seen_anywhere_else() {
     }
     tokio::time::sleep(Duration::from_millis(100)).await;
     eventually("a line for the client that left", async || serving.log().iter().any(|line| line.contains("client_gone"))).await;
-    for path in ["/metrics", "/api/v1/fleet", "/ready"] {
-        let text = Client::connect(serving.admin).await.request("GET", path, "", "").await.text();
-        assert!(!text.contains(SECRET), "{path}: {text}");
+    let admin = async |method: &str, path: &str, body: &str| {
+        let host = format!("host: {}\r\ncontent-length: {}\r\n\r\n{body}", serving.admin, body.len());
+        let mut client = Client::connect(serving.admin).await;
+        client.write(format!("{method} {path} HTTP/1.1\r\n{host}")).await;
+        let response = client.response(method).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        assert!(!response.text().contains(SECRET), "{path}: {}", response.text());
+        response.text()
+    };
+    let api = ["overview", "fleet", "ring", "decisions?limit=512", "hot-keys", "config", "log-level"].map(|path| format!("/api/v1/{path}"));
+    for path in ["/metrics", "/ready"].into_iter().chain(api.iter().map(String::as_str)) {
+        admin("GET", path, "").await;
+    }
+    assert!(admin("GET", "/api/v1/decisions?limit=512", "").await.contains("\"error\":\"client_gone\""), "decisions are there");
+    for (path, body) in surfaces() {
+        // The model's name is told to who names it.
+        let body = body.replace("sesame-model", "m");
+        admin("POST", &format!("/api/v1/explain?path={path}"), &body).await;
+        admin("POST", &format!("/api/v1/explain?path={path}"), &body[..body.len() - 3]).await;
     }
     eventually("spans of all requests", async || {
         let metrics = Client::connect(serving.admin).await.request("GET", "/metrics", "", "").await.text();
