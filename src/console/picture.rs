@@ -23,6 +23,7 @@ pub(super) struct Overview {
     pub(super) now: f64,
     pub(super) strategy: String,
     pub(super) draining: bool,
+    pub(super) counted: bool,
     pub(super) requests: Requests,
     pub(super) queue: Queue,
     pub(super) flow: Flow,
@@ -137,12 +138,13 @@ impl Picture {
         let Overview { version, strategy, requests, queue, started, now, .. } = &self.overview;
         let bad = requests.by_status.get("5xx").and_then(Value::as_u64).unwrap_or(0);
         let bad = if bad > 0 { format!(", {bad} ended with 5xx") } else { String::new() };
+        let counted =
+            if self.overview.counted { format!("{} requests", requests.total) } else { "requests not counted (metrics: false)".to_owned() };
         let stopping = if self.overview.draining { "IT IS STOPPING; " } else { "" };
         format!(
-            "{stopping}{} of {} replicas up; {} requests{bad}, {} in flight, {} waiting; {strategy}, up for {}, {version}",
+            "{stopping}{} of {} replicas up; {counted}{bad}, {} in flight, {} waiting; {strategy}, up for {}, {version}",
             self.up(),
             self.fleet.replicas.len(),
-            requests.total,
             requests.in_flight,
             queue.requests,
             span(now - started),

@@ -229,7 +229,7 @@ mod tests {
     fn state(replicas: Vec<Value>) -> State {
         let counts = json!({"home": 6, "none": 1});
         let picture = json!({
-            "overview": {"version": "1.2.3", "started": 100.0, "now": 175.0, "strategy": "prefix_aware", "draining": false,
+            "overview": {"version": "1.2.3", "started": 100.0, "now": 175.0, "strategy": "prefix_aware", "draining": false, "counted": true,
                 "requests": {"total": 7, "in_flight": 2, "by_reason": counts, "by_status": {"2xx": 6, "5xx": 1}},
                 "queue": {"requests": 4, "bytes": 1}, "flow": {"step_seconds": 5, "end": 175.0, "reasons": ["home", "none"], "counts": [[6, 0], [0, 1]]},
                 "savings": {"source": null, "prompt_tokens": 0, "cached_tokens": 0, "share": null, "telling": null, "text": "Nobody says."}},

@@ -205,3 +205,15 @@ async fn hot_keys_are_those_that_many_requests_have() {
     let share = pool["keys"][0]["share"].as_f64().expect("a share");
     assert!((0.6..=0.76).contains(&share), "{hot}");
 }
+
+#[tokio::test]
+async fn without_metrics_decisions_are_kept_and_what_is_not_counted_is_said() {
+    let a = Replica::start("a", ok);
+    let router = Router::start_cold(&[&a], &[("metrics", "false")]).await;
+    eventually("it is up", async || router.api("GET", "/api/v1/fleet").await.1["replicas"][0]["state"] == "up").await;
+    router.post(CHAT, chat("x")).await;
+    assert_eq!(text(&decisions(&router, 1).await[0], "replica"), "a");
+    let (_, overview) = router.api("GET", "/api/v1/overview").await;
+    assert_eq!((&overview["counted"], &overview["requests"]["total"]), (&json!(false), &json!(0)));
+    assert!(overview["savings"]["text"].as_str().is_some_and(|text| text.contains("metrics: false")), "{overview}");
+}

@@ -14,6 +14,8 @@ if (pictures) mkdirSync(pictures, { recursive: true });
 const picture = async (page, name, height) => {
   if (!pictures) return;
   const { width } = page.viewportSize();
+  // Nothing is pointed at.
+  await page.mouse.move(1, 1);
   if (height) await page.setViewportSize({ width, height });
   await page.screenshot({ path: join(pictures, name), fullPage: !height });
 };

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
-use super::{Params, answer, refuse};
+use super::{Asked, Params, answer, refuse};
 use crate::admin::Admin;
 use crate::telemetry::Decision;
 
@@ -26,6 +26,10 @@ const MOST_POOLS: usize = 64;
 pub(in super::super) struct Wanted {
     limit: Option<usize>,
     after: Option<u64>,
+}
+
+impl Asked for Wanted {
+    const ALLOWED: &str = "limit, from 1 to 512, and after, the number of a decision";
 }
 
 #[derive(Serialize)]

@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::{Params, answer, read, refuse};
+use super::{Asked, Params, answer, read, refuse};
 use crate::admin::Admin;
 use crate::proxy::{Described, Unexplained};
 use crate::request::IDENTIFIER_HEADER;
@@ -15,6 +15,10 @@ use crate::request::IDENTIFIER_HEADER;
 #[serde(deny_unknown_fields)]
 pub(in super::super) struct Wanted {
     path: Option<String>,
+}
+
+impl Asked for Wanted {
+    const ALLOWED: &str = "path, where the request would be sent";
 }
 
 /// `POST /api/v1/explain`.

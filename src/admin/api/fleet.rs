@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::recent::{OfAll, Recent};
-use super::{Name, Params, answer, parse, refuse};
+use super::{Asked, Name, Params, answer, parse, refuse};
 use crate::admin::Admin;
 use crate::fleet::{self, Replica};
 use crate::live::{DrainError, WeighError};
@@ -106,6 +106,10 @@ fn engine(admin: &Admin, replica: &Replica) -> Option<Engine> {
 #[serde(deny_unknown_fields)]
 pub(in super::super) struct OfPool {
     pool: Option<String>,
+}
+
+impl Asked for OfPool {
+    const ALLOWED: &str = "pool, the name of one";
 }
 
 /// `GET /api/v1/ring`: who owns it.

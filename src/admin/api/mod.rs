@@ -16,7 +16,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 pub(super) use decisions::{decisions, hot_keys};
 pub(super) use explain::explain;
@@ -67,15 +67,22 @@ fn respond(status: StatusCode, text: String) -> Response {
     response
 }
 
+/// What may be asked for in a query.
+pub(super) trait Asked: DeserializeOwned {
+    /// All of it, in words.
+    const ALLOWED: &str;
+}
+
 /// What a query says; a wrong one is told of as all errors are.
 pub(super) struct Params<T>(T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+impl<T: Asked, S: Send + Sync> FromRequestParts<S> for Params<T> {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
         let told = Query::from_request_parts(parts, state).await;
-        told.map(|Query(params)| Self(params)).map_err(|rejection| refuse(StatusCode::BAD_REQUEST, &rejection.body_text()))
+        told.map(|Query(params)| Self(params))
+            .map_err(|rejection| refuse(StatusCode::BAD_REQUEST, &format!("{}; allowed: {}", rejection.body_text(), T::ALLOWED)))
     }
 }
 
@@ -98,9 +105,11 @@ async fn read(body: Body, most: usize) -> Result<Bytes, Response> {
         .map_err(|_| refuse(StatusCode::PAYLOAD_TOO_LARGE, &format!("the body is longer than {most} bytes, or was broken off")))
 }
 
-/// What a body says, which is to be JSON; `allowed` is what it may be.
+/// What a body says, which is to be a JSON object; `allowed` is what it may be.
 async fn parse<T: DeserializeOwned>(body: Body, allowed: &str) -> Result<T, Response> {
     let bytes = read(body, MOST_OF_A_BODY).await?;
-    serde_json::from_slice(&bytes)
+    // A list would do for serde, in the order of the fields.
+    serde_json::from_slice::<Map<String, Value>>(&bytes)
+        .and_then(|object| T::deserialize(Value::Object(object)))
         .map_err(|error| refuse(StatusCode::BAD_REQUEST, &format!("the body is not what is expected ({error}); allowed: {allowed}")))
 }

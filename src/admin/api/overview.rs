@@ -52,6 +52,7 @@ pub(in super::super) async fn overview(State(admin): State<Admin>) -> Response {
             "now": clock,
             "strategy": admin.proxy.rules().chooser.name().name(),
             "draining": *admin.draining.borrow(),
+            "counted": admin.metrics.is_on(),
             "requests": {
                 "total": totals.by_reason.iter().sum::<u64>(),
                 "in_flight": in_flight,
@@ -65,13 +66,13 @@ pub(in super::super) async fn overview(State(admin): State<Admin>) -> Response {
                 "reasons": reasons,
                 "counts": flow.steps,
             },
-            "savings": savings(&totals, telling, engines, members),
+            "savings": savings(&totals, telling, engines, members, admin.metrics.is_on()),
         }),
     )
 }
 
 /// What was saved, and how sure that is: what answers said of themselves, where they did; else what engines count.
-fn savings(totals: &Totals, telling: Option<f64>, (queries, hits): (u64, u64), replicas: usize) -> Savings {
+fn savings(totals: &Totals, telling: Option<f64>, (queries, hits): (u64, u64), replicas: usize, counted: bool) -> Savings {
     let share = |cached: u64, all: u64| (all > 0).then(|| cached as f64 / all as f64);
     // A token that is found would on average have been found by chance on one of so many replicas as well, and more often where many ask for it.
     let at_most = |cached: u64| cached - cached / replicas.max(1) as u64;
@@ -85,7 +86,7 @@ fn savings(totals: &Totals, telling: Option<f64>, (queries, hits): (u64, u64), r
     let (source, prompt, cached) = match (totals.prompt_tokens, totals.cached_tokens) {
         (prompt, cached) if cached > 0 => (Some("usage"), prompt, cached),
         _ if queries > 0 => (Some("engines"), queries, hits),
-        (prompt, _) if telling.is_some_and(|telling| telling > 0.0) => (Some("usage"), prompt, 0),
+        (prompt, _) if counted && telling.is_some_and(|telling| telling > 0.0) => (Some("usage"), prompt, 0),
         _ => (None, 0, 0),
     };
     let percent = share(cached, prompt).unwrap_or_default() * 100.0;
@@ -104,6 +105,10 @@ fn savings(totals: &Totals, telling: Option<f64>, (queries, hits): (u64, u64), r
              for all who use them. {}",
             doubt(cached)
         ),
+        None if !counted => {
+            "What answers say is not added up, as metrics are off (metrics: false), and no engine says what it found in its cache."
+                .to_owned()
+        }
         None => "Nobody says what was found in a cache. vLLM tells in each answer with --enable-prompt-tokens-details (streams: with \
                  stream_options.include_usage), and in its metrics."
             .to_owned(),
@@ -124,7 +129,7 @@ mod tests {
     use super::*;
 
     fn said(prompt: u64, cached: u64, telling: Option<f64>, engines: (u64, u64)) -> Savings {
-        savings(&Totals { prompt_tokens: prompt, cached_tokens: cached, ..Totals::default() }, telling, engines, 4)
+        savings(&Totals { prompt_tokens: prompt, cached_tokens: cached, ..Totals::default() }, telling, engines, 4, true)
     }
 
     #[test]
@@ -147,6 +152,8 @@ mod tests {
         assert_eq!((by_engines.source, by_engines.cached_tokens, by_engines.telling), (Some("engines"), 25, None));
         let nothing_found = said(1_000, 0, Some(1.0), (0, 0));
         assert_eq!((nothing_found.source, nothing_found.share), (Some("usage"), Some(0.0)));
+        let off = savings(&Totals::default(), Some(1.0), (0, 0), 4, false);
+        assert!(off.source.is_none() && off.text.contains("metrics: false"), "{off:?}");
         let nobody = said(0, 0, None, (0, 0));
         assert!(nobody.source.is_none() && nobody.share.is_none() && nobody.text.contains("--enable-prompt-tokens-details"), "{nobody:?}");
     }

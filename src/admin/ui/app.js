@@ -78,7 +78,7 @@ async function look() {
     hotKeys.show(hot);
   }
   fleet.show(replicas);
-  flow.show(overview.flow);
+  flow.show(overview.flow, overview.counted);
   decisions.add(latest);
   tell(overview, replicas);
 }
@@ -103,10 +103,10 @@ function tell(overview, { replicas }) {
   say($('tile-state-more'), `${up} of ${count(replicas.length, 'replica')} up${named ? `; ${named}` : ''}${others.length > 4 ? ', …' : ''}`);
 
   const { requests, queue, savings } = overview;
-  say($('tile-requests'), whole(requests.total));
+  say($('tile-requests'), overview.counted ? whole(requests.total) : 'Not counted');
   const perSecond = before && overview.now > before.now ? (requests.total - before.requests.total) / (overview.now - before.now) : null;
   before = overview;
-  const rate = perSecond === null ? '' : `${perSecond.toFixed(perSecond < 10 ? 1 : 0)} per second, `;
+  const rate = !overview.counted ? 'metrics: false in the configuration; ' : perSecond === null ? '' : `${perSecond.toFixed(perSecond < 10 ? 1 : 0)} per second, `;
   const bad = requests.by_status['5xx'];
   const waiting = queue.requests ? `, ${whole(queue.requests)} wait` : '';
   say($('tile-requests-more'), `${rate}${whole(requests.in_flight)} in flight${waiting}${bad ? `, ${whole(bad)} ended with 5xx` : ''}`);

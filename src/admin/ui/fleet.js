@@ -3,11 +3,11 @@
 import { $, el, Keyed, say, set } from './dom.js';
 import { count, percent, seconds, whole } from './format.js';
 
-const ORDER = { down: 0, suspect: 1, draining: 2, up: 3 };
+const ORDER = { down: 0, suspect: 1, unknown: 2, draining: 3, up: 4 };
 
 const COLUMNS = [
   { name: 'Replica', of: (replica) => replica.name },
-  { name: 'State', of: (replica) => ORDER[replica.state] ?? 4 },
+  { name: 'State', of: (replica) => ORDER[replica.state] ?? 5 },
   { name: 'In flight', of: (replica) => replica.outstanding, from: 'high' },
   { name: 'Share', of: (replica) => replica.recent.share, from: 'high' },
   { name: 'Cached', of: (replica) => replica.recent.cached_share ?? -1, from: 'high' },

@@ -12,7 +12,7 @@ export class Flow {
     this.reasons = [];
   }
 
-  show({ step_seconds: length, reasons, counts }) {
+  show({ step_seconds: length, reasons, counts }, counted) {
     const steps = counts.slice(-STEPS);
     if (this.reasons.join() !== reasons.join()) this.begin(reasons);
     const totals = steps.map((step) => step.reduce((sum, number) => sum + number, 0));
@@ -37,9 +37,9 @@ export class Flow {
       say(this.numbers[reason], ` ${whole(sums[reason])}`);
     });
     const told = reasons.filter((_, reason) => sums[reason]).map((name) => `${whole(sums[reasons.indexOf(name)])} ${name}`);
-    const sentence = told.length ? `Requests that ended in the last ten minutes by reason: ${told.join(', ')}.` : 'No request ended in the last ten minutes.';
+    const sentence = told.length ? `Requests that ended in the last ten minutes by reason: ${told.join(', ')}.` : counted ? 'No request ended in the last ten minutes.' : 'Requests are not counted: the configuration has metrics: false.';
     set($('flow'), 'aria-label', sentence);
-    say($('flow-most'), `highest: ${whole(Math.round(most / length))} per second`);
+    say($('flow-most'), told.length ? `highest: ${(most / length).toFixed(most < 10 * length ? 1 : 0)} per second` : sentence);
     this.table(reasons, steps, length);
   }
 

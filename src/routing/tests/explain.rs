@@ -9,7 +9,7 @@ use crate::request::{self, Ask, Surface};
 /// A request about that document; each is longer than the shortest key.
 fn ask(document: u8, question: u8, wants_chunks: bool) -> Ask {
     let text = format!("Document {document}. ").repeat(300);
-    let body = serde_json::json!({"model": "m", "stream": question % 2 == 0, "messages": [
+    let body = serde_json::json!({"model": "m", "stream": question.is_multiple_of(2), "messages": [
         {"role": "system", "content": text}, {"role": "user", "content": format!("Question {question}")}]});
     let settings = request::Settings { chunks: wants_chunks, ..request::Settings::default() };
     Ask::read(Surface::ChatCompletions, body.to_string().as_bytes(), None, &settings)
