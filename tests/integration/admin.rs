@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 
 use crate::answers::{answer, ok};
 use crate::client::{Client, Response};
+use crate::command::{Serving, program};
 use crate::contract::OPENAPI;
 use crate::replica::Replica;
-use crate::support::{Filed, Router, Setting, api, chat, eventually};
+use crate::support::{A_WHILE, Filed, Folder, Router, Setting, api, chat, content, eventually, list};
 
 /// What needs to be allowed, and what it answers then.
 const CLOSED: [(&str, &str, u16); 14] = [
@@ -311,6 +312,43 @@ async fn wrong_questions_are_told_what_is_allowed() {
     assert_eq!(status, 413, "{answer}");
     let (status, answer) = router.api_with("PUT", "/api/v1/log-level", r#"{"level": "debug"}"#).await;
     assert_eq!(status, 409, "in a test the log is not the router's: {answer}");
+}
+
+#[tokio::test]
+async fn the_log_says_more_or_less_until_it_is_configured_otherwise() {
+    let a = Replica::start("a", ok);
+    let folder = Folder::new();
+    let configured = |level: &str| content(&list(&[&a]), &[("log_level", level)]);
+    let file = folder.file("router.yaml", &configured("info"));
+    let serving = Serving::start(program().args(["serve", "--config"]).arg(&file), &[&a]).await;
+    let levels = async |method: &str, body: &str| {
+        let (status, levels) = api(serving.admin, method, "/api/v1/log-level", "", body).await;
+        assert_eq!(status, 200, "{levels}");
+        (levels["level"].as_str().expect("a level").to_owned(), levels["configured"].as_str().expect("a level").to_owned())
+    };
+    let is = |level: &str, configured: &str| (level.to_owned(), configured.to_owned());
+    // What the log says of the replica that is drained and undrained meanwhile.
+    let drains = async || {
+        let before = serving.log().len();
+        for order in ["drain", "undrain"] {
+            let (status, _) = api(serving.admin, "POST", &format!("/api/v1/replicas/a/{order}"), "", "").await;
+            assert_eq!(status, 200);
+        }
+        tokio::time::sleep(A_WHILE).await;
+        serving.log()[before..].iter().filter(|line| line.contains("is drained")).count()
+    };
+    assert_eq!(levels("GET", "").await, is("info", "info"));
+    assert_eq!(drains().await, 2);
+    assert_eq!(levels("PUT", r#"{"level": "error"}"#).await, is("error", "info"));
+    assert_eq!(drains().await, 0, "an order is told at info");
+    assert_eq!(levels("PUT", r#"{"level": null}"#).await, is("info", "info"));
+    assert_eq!(drains().await, 2);
+    // What is configured otherwise wins over what was asked for before.
+    levels("PUT", r#"{"level": "error"}"#).await;
+    std::fs::write(&file, configured("debug")).expect("a temporary file");
+    assert_eq!(api(serving.admin, "POST", "/api/v1/reload", "", "").await.1["applied"], json!(["log_level"]));
+    assert_eq!(levels("GET", "").await, is("debug", "debug"));
+    assert_eq!(drains().await, 2);
 }
 
 #[tokio::test]
