@@ -104,7 +104,8 @@ impl Decision {
             Reason::Overflow if self.strategy == StrategyName::CacheAware => {
                 format!("Computing it on {replica} was expected to be sooner than waiting for {}.", home().trim_end_matches(','))
             }
-            Reason::Overflow => format!("The gate of {} was closed, so {replica} took it.", home()),
+            // Its gate was closed, or it was full.
+            Reason::Overflow => format!("As {} took no more, {replica} took it.", home()),
             Reason::Failover if self.failed.is_empty() => {
                 format!("Its home could not be used, so {replica}, next in its key's order, took it.")
             }

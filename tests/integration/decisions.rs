@@ -84,7 +84,7 @@ async fn who_failed_who_was_passed_over_and_who_waited_is_said() {
     let over = router.post(CHAT, chat("x")).await;
     assert_eq!((over.status, over.reason()), (200, "overflow"));
     let all = decisions(&router, 3).await;
-    assert_eq!(text(&all[0], "why"), format!("The gate of {home}, its home with 1 in flight, was closed, so {} took it.", over.replica()));
+    assert_eq!(text(&all[0], "why"), format!("As {home}, its home with 1 in flight, took no more, {} took it.", over.replica()));
     let (_, seen) = router.api("GET", "/api/v1/fleet").await;
     let seen =
         seen["replicas"].as_array().expect("replicas").iter().find(|replica| replica["name"] == home.as_str()).expect("its home").clone();

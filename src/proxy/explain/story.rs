@@ -149,6 +149,9 @@ fn outcome(explained: &Explained) -> String {
                 Some("home") => "as its key belongs there",
                 Some("cached") => "as it holds more of the prompt than the key's first choice",
                 Some("overflow") if explained.strategy == "cache_aware" => "as that is sooner than waiting for the key's first choice",
+                Some("overflow") if explained.candidates.first().is_some_and(|home| home.is_full) => {
+                    "as its home is full (max_outstanding)"
+                }
                 Some("overflow") => "as the gate of its home is closed",
                 Some("failover") => "as its home cannot be used now",
                 Some("no_key") => "as it has no key, and that one has the least to do",
