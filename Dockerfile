@@ -11,7 +11,7 @@ RUN rustc -vV | sed -n 's/^host: //p' > host
 # Dependencies first: their layer lasts until Cargo.lock changes.
 COPY Cargo.toml Cargo.lock rustfmt.toml ./
 RUN mkdir src benches && touch src/lib.rs \
-    && echo 'fn main() {}' | tee src/main.rs $(sed -n '/^\[\[bench\]\]/{n;s,name = "\(.*\)",benches/\1.rs,p}' Cargo.toml) > /dev/null \
+    && echo 'fn main() {}' | tee src/main.rs $(sed -n '/^\[\[bench\]\]/{n;s,name = "\(.*\)",benches/\1.rs,p;}' Cargo.toml) > /dev/null \
     && cargo build --locked --release --target "$(cat host)" && rm -r src benches
 COPY src src
 COPY benches benches
