@@ -39,8 +39,8 @@ class Process:
             self.process.kill()
 
 
-def schemathesis(admin, token, options):
-    """Whether all that it asked was answered as described."""
+def schemathesis(admin, token, options, folder):
+    """Whether all that it asked was answered as described. What it leaves behind is in that folder."""
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"http://{admin}/api/v1/openapi.json"),
         *("--checks", "all", "--max-examples", str(options.examples), "--seed", str(options.seed), "--phases", "examples,coverage,fuzzing,stateful"),
@@ -51,7 +51,7 @@ def schemathesis(admin, token, options):
     if token:
         command += ["--header", f"Authorization: Bearer {token}"]
     print(f"== schemathesis, {'with' if token else 'without'} a token", flush=True)
-    return subprocess.run(command, check=False).returncode == 0
+    return subprocess.run(command, check=False, cwd=folder).returncode == 0
 
 
 def main():
@@ -83,7 +83,7 @@ def main():
                     request = urllib.request.Request(f"http://{traffic}/v1/chat/completions", body, {"content-type": "application/json"})
                     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                         answer.read()
-                good &= schemathesis(admin, token, options)
+                good &= schemathesis(admin, token, options, folder)
                 if "panicked" in router.log.read_text():
                     print(router.log.read_text())
                     good = False
