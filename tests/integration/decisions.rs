@@ -217,3 +217,18 @@ async fn without_metrics_decisions_are_kept_and_what_is_not_counted_is_said() {
     assert_eq!((&overview["counted"], &overview["requests"]["total"]), (&json!(false), &json!(0)));
     assert!(overview["savings"]["text"].as_str().is_some_and(|text| text.contains("metrics: false")), "{overview}");
 }
+
+#[tokio::test]
+async fn how_many_answers_tell_of_cached_tokens_does_not_depend_on_the_strategy() {
+    let usage = r#"{"usage":{"prompt_tokens":100,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":75}}}"#;
+    for strategy in ["prefix_aware", "least_outstanding", "random"] {
+        let a = Replica::start("a", move |_| answer(200, "content-type: application/json\r\n", usage));
+        let router = Router::start(&[&a], &[("strategy", strategy)]).await;
+        router.post(CHAT, chat("x")).await;
+        a.script(ok);
+        router.post(CHAT, chat("x")).await;
+        router.has_metric("prefix_router_requests_total", &[], 2.0).await;
+        decisions(&router, 2).await;
+        assert_eq!(router.api("GET", "/api/v1/overview").await.1["savings"]["telling"], 0.5, "{strategy}");
+    }
+}

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer;
 use super::decisions::unix;
-use super::recent::OfAll;
+use super::recent::telling;
 use crate::admin::Admin;
 use crate::routing::Reason;
 use crate::telemetry::{CLASSES, Totals};
@@ -40,8 +40,7 @@ pub(in super::super) async fn overview(State(admin): State<Admin>) -> Response {
         latest.reading.prefix_queries.zip(latest.reading.prefix_hits)
     });
     let engines = engines.fold((0, 0), |(queries, hits), one| (queries + one.0, hits + one.1));
-    let recent = OfAll::look(admin.metrics.decisions());
-    let telling = (recent.good > 0).then(|| recent.telling as f64 / recent.good as f64);
+    let telling = telling(admin.metrics.decisions());
     let members = view.replicas().len();
     let since_start = |at: std::time::Instant| clock - now.saturating_duration_since(at).as_secs_f64();
     answer(

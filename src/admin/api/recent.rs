@@ -27,26 +27,30 @@ pub(super) struct OfAll {
     by_replica: HashMap<u64, Recent>,
     /// Decisions for a replica.
     pub(super) requests: u64,
-    /// Good answers that a prompt was computed for; and those of them that told of cached tokens.
-    pub(super) good: u64,
-    pub(super) telling: u64,
+}
+
+/// The share of the last good answers that told of cached tokens; `None` where there is no such answer.
+pub(super) fn telling(decisions: &Decisions) -> Option<f64> {
+    let (mut good, mut telling) = (0_u64, 0_u64);
+    decisions.each(|decision| {
+        if decision.is_good() {
+            good += 1;
+            telling += u64::from(decision.usage.is_some_and(|usage| usage.cached_tokens.is_some()));
+        }
+    });
+    (good > 0).then(|| telling as f64 / good as f64)
 }
 
 impl OfAll {
     pub(super) fn look(decisions: &Decisions) -> Self {
-        let mut all = Self { by_replica: HashMap::new(), requests: 0, good: 0, telling: 0 };
+        let mut all = Self { by_replica: HashMap::new(), requests: 0 };
         decisions.each(|decision| {
-            let cached = decision.usage.and_then(|usage| usage.cached_tokens.map(|cached| (usage.prompt_tokens, cached)));
-            if decision.is_good() && decision.key.is_some() {
-                all.good += 1;
-                all.telling += u64::from(cached.is_some());
-            }
             let Some((incarnation, _)) = decision.replica else { return };
             all.requests += 1;
             let recent = all.by_replica.entry(incarnation).or_default();
             recent.requests += 1;
             recent.failed += u64::from(decision.status >= 500 || decision.error.is_some());
-            if let Some((prompt, cached)) = cached {
+            if let Some((prompt, cached)) = decision.usage.and_then(|usage| Some((usage.prompt_tokens, usage.cached_tokens?))) {
                 (recent.prompt_tokens, recent.cached_tokens) = (recent.prompt_tokens + prompt, recent.cached_tokens + cached);
             }
             recent.first_bytes.extend(decision.first_byte.filter(|_| decision.is_good()));
